@@ -112,7 +112,7 @@ def linear_gp():
 
         def features(self, x):
             z = (x - inputs.mean) / inputs.scale
-            flat = affine_features(regressor.network_(z.reshape(-1, z.shape[-1])))
+            flat = affine_features(regressor.members_[0].network(z.reshape(-1, z.shape[-1])))
             return flat.reshape(*x.shape[:-1], flat.shape[-1])
 
     def gp(i):
@@ -347,7 +347,7 @@ def test_a_surrogate_is_close_to_its_process():
     log_length, log_linear = fit_lengths(z[None], T[None], torch.ones(1, 20).double(), **words)
     length, rho = log_length[0].exp(), math.exp(log_linear)
     # the same numbers from rows in another order: rounding grows over the steps
-    torch.testing.assert_close(surrogate.network_.scale, 1 / length, rtol=1e-4, atol=0)
+    torch.testing.assert_close(surrogate.members_[0].network.scale, 1 / length, rtol=1e-4, atol=0)
     noise, posterior = float(surrogate.members_[0].posterior.Sigma_E), surrogate.members_[0].posterior
     amplitude = math.exp(posterior.log_alpha) * noise
 

@@ -124,7 +124,7 @@ def test_a_network_without_an_answer_is_no_answer():
     assert np.isfinite(model.predict(X)).all()
     for ask in (model.predict, model.predictive, model.joint, model.sample_y, model.extrapolation):
         refused("no finite prediction", ask, 1e6 + X)
-    refused("NaN, infinite", finite_features, model.network_, torch.full((1, 2), 1e6, dtype=torch.float64))
+    refused("NaN, infinite", finite_features, model.members_[0].network, torch.full((1, 2), 1e6, dtype=torch.float64))
 
 
 def test_a_single_column_may_lie_backwards():

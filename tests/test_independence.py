@@ -103,7 +103,6 @@ def test_nothing_done_to_modules_reaches_the_regressor(name):
     before = answers(model)
     joint = model.joint(data()[0][:4]).cov()
     spoil(model.module())
-    spoil(model.network_)
     if name != "backbones":
         botorch, X = BLLModel(model), torch.tensor(data()[0][:4])
         botorch.condition_on_observations(X, torch.tensor(data()[1][:4]) + 50)

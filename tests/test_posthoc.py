@@ -89,7 +89,7 @@ def test_one_pass_is_enough_and_the_network_stays_as_it_was():
     assert model.backbone.layer == "out"
     assert model.extrapolation(100 * X).quantile.mean() > 0.9 > model.extrapolation(X).quantile.mean()
     assert isinstance(BLLRegressor().set_params(**model.get_params()), BLLRegressor)
-    assert not model.network_.training
+    assert not model.members_[0].network.training
 
 
 def test_whatever_rows_come_in_the_model_is_the_same():

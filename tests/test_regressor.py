@@ -116,7 +116,7 @@ def test_predictions_are_bayesian_linear_regression_on_the_features(q, noise):
 
     def features(x: np.ndarray) -> np.ndarray:
         with torch.no_grad():
-            phi_tilde = model.network_(torch.tensor((x - X.mean(0)) / X.std(0))).numpy()
+            phi_tilde = model.members_[0].network(torch.tensor((x - X.mean(0)) / X.std(0))).numpy()
         return np.hstack([phi_tilde, np.ones((len(x), 1))])
 
     Phi, phi = features(X), features(new)
@@ -291,7 +291,7 @@ def test_any_module_serves_as_backbone(make, data):
     for name, value in backbone.state_dict().items():
         assert torch.equal(value, before[name])
         assert value.dtype == torch.float32
-        assert not torch.equal(model.network_.state_dict()[name].float(), value)
+        assert not torch.equal(model.members_[0].network.state_dict()[name].float(), value)
     assert backbone.training
     assert all(p.grad is None for p in backbone.parameters())
 
@@ -300,7 +300,7 @@ def test_training_goes_on_from_the_weights_of_a_backbone():
     backbone = nn.Sequential(nn.Linear(1, 6), nn.Tanh()).double()
     model = quick(backbone=backbone, max_epochs=0).fit(*sine())
     for name, value in backbone.state_dict().items():
-        assert torch.equal(model.network_.state_dict()[name], value)
+        assert torch.equal(model.members_[0].network.state_dict()[name], value)
 
 
 class Returns(nn.Module):

@@ -8,6 +8,7 @@ the last layer only the cube of the number of features.
 """
 
 import argparse
+import copy
 from collections.abc import Sequence
 
 import gpytorch
@@ -26,7 +27,7 @@ class LastLayerKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
 
     def __init__(self, model: BLLRegressor, X: Tensor) -> None:
         super().__init__()
-        self.network, self.inputs = model.network_, model.fitted_.inputs  # the network is a copy, in evaluation mode
+        self.network, self.inputs = copy.deepcopy(model.members_[0].network), model.fitted_.inputs
         self.noise_var, self.alpha = float(model.noise_std_[0]) ** 2, model.alpha_star_
         self.centre = self.network(self.inputs.forward(X)).mean(0)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from lastlayer.calibration.alpha import AlphaCurve
+from lastlayer.calibration.curve import Calibration
 from lastlayer.data.observe import Functionals, Observations, Pointwise, check_observations, functionals_at
 from lastlayer.data.rows import Points
 from lastlayer.data.validation import check_weight, check_X, check_Xy
@@ -25,7 +26,9 @@ from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictions.shapes import like_targets
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Extrapolation, Fitted
+from lastlayer.predictor.member import Member
 from lastlayer.predictor.module import Predictor
+from lastlayer.settings.types import Settings
 
 Self = TypeVar("Self", bound="LastLayerRegressor")
 Value = TypeVar("Value")
@@ -68,22 +71,6 @@ def random_numbers(random_state: Any) -> np.random.RandomState:
     return check_random_state(int(np.random.default_rng().integers(2**32)) if random_state is None else random_state)
 
 
-class FromFitted(Generic[Value]):
-    """Read-only attribute of a regressor that is computed from its fitted value."""
-
-    def __init__(self, read: Callable[[Fitted], Value]) -> None:
-        self.read = read
-
-    def __get__(self, model: "LastLayerRegressor | None", owner: type) -> Value:
-        if model is None:
-            raise AttributeError("an attribute of fitted models")
-        check_is_fitted(model)
-        return self.read(model.fitted_)
-
-    def __set__(self, model: object, value: object) -> None:
-        raise AttributeError("attributes of a fitted model are read-only: use its methods, or with_fitted")
-
-
 class LastLayerRegressor(BaseRegressor):
     """Base of regressors with Bayesian last layers: `fit` sets `fitted_`, methods such as `update` replace it."""
 
@@ -95,26 +82,24 @@ class LastLayerRegressor(BaseRegressor):
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
         """Predict the targets: their mean, or with `likelihood="lognormal"` their median.
 
-        The mean of a log-normal is governed by rare huge values, and astronomical far outside the data; it is
-        `predictive(X).mean`. With `return_std` or `return_cov`, standard deviation or covariance are returned as well.
+        The mean of a log-normal, `predictive(X).mean`, is governed by rare huge values, and astronomical far outside
+        the data. Standard deviations and covariances include the noise.
 
         Parameters
         ----------
         X : array-like of shape (m, d)
             Inputs.
-        return_std : bool, default False
-            Whether to return the standard deviation as well, noise included.
-        return_cov : bool, default False
-            Whether to return the covariance between the points as well, noise included.
+        return_std, return_cov : bool, default False
+            Whether to return the standard deviation as well, or the covariance between the points.
 
         Returns
         -------
         point : ndarray of shape (m,) or (m, q)
             Mean or median, shaped like y in `fit`.
         std : ndarray of shape (m,) or (m, q)
-            The standard deviation; only with `return_std`.
+            Only with `return_std`.
         cov : ndarray of shape (m, m) or (m, m, q)
-            The covariance, one matrix per output; only with `return_cov`.
+            One matrix per output; only with `return_cov`.
         """
         if return_std and return_cov:
             raise InputError("return_std and return_cov are both set: set one; the diagonal of the covariance is std^2")
@@ -161,9 +146,7 @@ class LastLayerRegressor(BaseRegressor):
         return fitted.joint(X, noise=noise)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = 0, *, noise: bool = True) -> ndarray:
-        """Draw whole functions from `joint`, with noise.
-
-        A draw takes one set of weights per member, so it costs O(p) per point.
+        """Draw whole functions from `joint`; a draw takes one set of weights per member, so it costs O(p) per point.
 
         Parameters
         ----------
@@ -189,10 +172,6 @@ class LastLayerRegressor(BaseRegressor):
             A functional of `lastlayer.observe`, such as `Derivative(0)`.
         X : array-like of shape (m, d), default None
             Points at which to evaluate a pointwise functional; None if the functional has its points.
-
-        Examples
-        --------
-        >>> model.predictive_of(Derivative(0), X)  # derivatives with respect to the first input  # doctest: +SKIP
         """
         return self._fitted().predictive_of([functionals_at(functional, X)])
 
@@ -244,29 +223,41 @@ class LastLayerRegressor(BaseRegressor):
     def module(self) -> Predictor | StagedPredictor:
         """Convert the fitted model to a `torch.nn.Module` that is differentiable in its inputs.
 
-        Exports to ONNX and torch.export start from it. It maps a batch in original units to a dictionary of tensors
-        with the quantities of `predictive`: mean, var, epistemic_var, noise_var, affine_cost. After `attach`, it is
-        called as the network is, and includes the network.
+        It maps a batch in original units to a dictionary of tensors with the quantities of `predictive`: mean, var,
+        epistemic_var, noise_var, affine_cost. After `attach`, it is called as the network is, and includes the network.
         """
         predictor = self._fitted().module()
         return predictor if self._stage is None else StagedPredictor(copied(self._stage.network), predictor)
 
-    members_ = FromFitted(lambda fitted: fitted.members)
-    """Networks with their last layers, in standardised units."""
-    settings_ = FromFitted(lambda fitted: fitted.settings)
-    """The settings in use, with every "auto" resolved."""
-    network_ = FromFitted(lambda fitted: copied(fitted.members[0].network))
-    """Network of the first member: a copy, so that changing it does not affect the model."""
-    calibration_ = FromFitted(lambda fitted: fitted.calibration)
-    """Curves from affine cost to variance; None for an uncalibrated model."""
-    nlml_ = FromFitted(lambda fitted: float(np.mean([member.posterior.nlml for member in fitted.best])))
-    """Negative log marginal likelihood per sample, for standardised targets; the mean over the best members."""
-    alpha_star_ = FromFitted(lambda fitted: _geometric_mean(fitted.stars[: len(fitted.best)]))
-    """Signal-to-noise ratio that maximises the evidence; the geometric mean over the best members."""
-    alpha_ = FromFitted(lambda fitted: _geometric_mean(fitted.log_alphas[: len(fitted.best)]))
-    """Signal-to-noise ratio in use for the variance; the geometric mean over the best members."""
-    noise_std_ = FromFitted(lambda fitted: fitted.noise_std[: len(fitted.best)].mean(0))
-    """Noise standard deviation before calibration, in target units; the mean over the best members."""
+    @property
+    def members_(self) -> tuple[Member, ...]:
+        return self._fitted().members
+
+    @property
+    def settings_(self) -> Settings:
+        return self._fitted().settings
+
+    @property
+    def calibration_(self) -> Calibration | None:
+        return self._fitted().calibration
+
+    @property
+    def nlml_(self) -> float:
+        return float(np.mean([member.posterior.nlml for member in self._fitted().best]))
+
+    @property
+    def alpha_star_(self) -> float:
+        return _geometric_mean([member.log_alpha_star for member in self._fitted().best])
+
+    @property
+    def alpha_(self) -> float:
+        return _geometric_mean([member.log_alpha for member in self._fitted().best])
+
+    @property
+    def noise_std_(self) -> Float[ndarray, " q"]:
+        fitted = self._fitted()
+        std: ndarray = fitted.noise_std[: len(fitted.best)].mean(0)
+        return std
 
     def __sklearn_is_fitted__(self) -> bool:
         return "fitted_" in vars(self)
@@ -291,10 +282,8 @@ class LastLayerRegressor(BaseRegressor):
 
         Parameters
         ----------
-        X : array-like of shape (m, d)
-            Inputs of the validation rows.
-        y : array-like of shape (m,) or (m, q)
-            Their targets.
+        X, y : array-like of shape (m, d), array-like of shape (m,) or (m, q)
+            Inputs and targets of the validation rows.
         """
         self.fitted_, self.alpha_curve_ = revisions.tune_alpha(self._fitted(), self._rows(X, y))
         return self
@@ -308,10 +297,8 @@ class LastLayerRegressor(BaseRegressor):
 
         Parameters
         ----------
-        X : array-like of shape (m, d)
-            Inputs of the held-out rows.
-        y : array-like of shape (m,) or (m, q)
-            Their targets.
+        X, y : array-like of shape (m, d), array-like of shape (m,) or (m, q)
+            Inputs and targets of the held-out rows.
         """
         fitted = self._fitted()
         self.fitted_ = revisions.calibrate(fitted, revisions.held_out_points(fitted, self._rows(X, y)))
@@ -325,10 +312,8 @@ class LastLayerRegressor(BaseRegressor):
 
         Parameters
         ----------
-        X : array-like of shape (m, d)
-            Inputs of the new rows.
-        y : array-like of shape (m,) or (m, q)
-            Their targets.
+        X, y : array-like of shape (m, d), array-like of shape (m,) or (m, q)
+            Inputs and targets of the new rows.
         """
         self.fitted_ = revisions.conformalize(self._fitted(), *self._checked_rows(X, y)[:2])
         return self
@@ -337,16 +322,13 @@ class LastLayerRegressor(BaseRegressor):
     def update(self: Self, X: Any, y: Any, sample_weight: Any = None, *, forgetting: float = 1.0) -> Self:
         """Add rows in closed form, keeping features, alpha and noise.
 
-        The residuals of the rows before they are added are held-out errors: if they exceed what the calibration
-        predicts by more than three standard errors, the curves are widened. For a stream of single rows,
-        `lastlayer.online.OnlineModel` is much faster.
+        If the rows' residuals exceed what the calibration predicts by more than three standard errors, the curves are
+        widened. For a stream of single rows, `lastlayer.online.OnlineModel` is much faster.
 
         Parameters
         ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        y : array-like of shape (m,) or (m, q)
-            Targets; NaN where missing.
+        X, y : array-like of shape (m, d), array-like of shape (m,) or (m, q)
+            Inputs, and targets, NaN where missing.
         sample_weight : array-like of shape (m,), default None
             Weight of each row.
         forgetting : float, default 1.0
@@ -364,10 +346,8 @@ class LastLayerRegressor(BaseRegressor):
 
         Parameters
         ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        y : array-like of shape (m,) or (m, q)
-            Targets.
+        X, y : array-like of shape (m, d), array-like of shape (m,) or (m, q)
+            Inputs and targets.
         sample_weight : array-like of shape (m,), default None
             The weight that each row has now.
         """
@@ -408,7 +388,7 @@ class LastLayerRegressor(BaseRegressor):
     def _checked_rows(
         self, X: Any, y: Any, sample_weight: Any = None, *, partly: bool = False
     ) -> tuple[ndarray, ndarray, ndarray | None]:
-        """Return inputs, targets and weights as arrays of the fitted table."""
+        """Inputs, targets and weights as arrays of the fitted table."""
         fitted = self._fitted()
         if self._stage is not None:
             X, y, weight = self._stage.checked_rows(X, y, sample_weight)

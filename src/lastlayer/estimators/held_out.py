@@ -38,17 +38,8 @@ class HeldOutRows:
     """Predictions of training rows by networks that never saw them: cross-validation without a second fit.
 
     Each prediction comes from one network per family, while the whole model has several: scores are slightly worse than
-    those of new rows would be. The curves from affine cost to variance were fitted to these rows.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from lastlayer import BLLRegressor
-    >>> X = np.linspace(-1, 1, 60)[:, None]
-    >>> model = BLLRegressor(preset="fast", max_epochs=5, random_state=0).fit(X, np.sin(3 * X[:, 0]))
-    >>> held_out = model.held_out_
-    >>> held_out.predictive(X[held_out.rows]).interval(0.9)[0].shape[0]
-    60
+    those of new rows would be. The curves from affine cost to variance were fitted to these rows. Predict them by
+    `held_out.predictive(X[held_out.rows])`.
     """
 
     folds: tuple[HeldOutFold, ...]
@@ -64,10 +55,8 @@ class HeldOutRows:
 
         Parameters
         ----------
-        fitted : Fitted
-            The whole model.
-        fits : sequence of Fit
-            Networks with the rows they held out.
+        fitted, fits : Fitted, sequence of Fit
+            The whole model, and networks with the rows they held out.
         place : ndarray of shape (n,)
             Index of each row of the table among the rows that the networks were given, -1 if it is not one of them.
         """

@@ -60,15 +60,14 @@ def attach(
     """Put an exact Bayesian last layer on the features of a trained network, without training.
 
     One pass over the loader accumulates the statistics; alpha, noise and weights follow in closed form at the maximum
-    of the evidence. The network is copied and not changed. It receives the inputs as the loader yields them, in
-    evaluation mode: floating-point numbers in the network's dtype, ids and masks unchanged.
+    of the evidence. The network is copied, and receives the inputs as the loader yields them, in evaluation mode:
+    floating-point numbers in the network's dtype, ids and masks unchanged.
 
     If a sample is a single tensor of numbers with one row of features, the result is a `BLLRegressor` with the network
-    as its backbone. Otherwise the network is a fixed stage before it: X is whatever the network is called with, each
-    position that the last layer is applied to, such as a token or a pixel, is a row, and `predict` returns arrays
-    shaped like the targets. `predictive`, `joint`, `sample_y`, `extrapolation` and `features` return one row per
-    position, in the order of the flattened positions. `fitted_` is then a model of the features, a table: for ONNX,
-    CasADi, `OnlineModel` and functionals, use `model.features(X)`.
+    as its backbone. Otherwise X is whatever the network is called with, each position that the last layer is applied
+    to, such as a token or a pixel, is a row, and `predict` returns arrays shaped like the targets; `predictive`,
+    `joint`, `sample_y`, `extrapolation` and `features` return one row per position. `fitted_` is then a model of the
+    features, a table: for ONNX, CasADi, `OnlineModel` and functionals, use `model.features(X)`.
 
     Parameters
     ----------
@@ -76,23 +75,19 @@ def attach(
         Called with X, with the tensors of a tuple X as positional arguments, or with those of a dictionary X by name.
     loader : iterable of batches, or Source
         Batches (X, y) or (X, y, weight); dictionaries with the targets as "labels"; or a source of them (see
-        lastlayer.sources, where `LoaderSource` takes other names). Where the layer is applied to many positions per
-        sample, such as tokens, the targets have one entry per position, and each position is a row. NaN, -100 in
-        integer targets, or a 0 in the input "attention_mask" marks a position without a target.
+        `lastlayer.sources`). Where the layer is applied to many positions per sample, the targets have one entry per
+        position. NaN, -100 in integer targets, or a 0 in the input "attention_mask" marks one without a target.
     layer : str or None, default "auto"
         The linear layer, or convolution with kernels of size 1, to replace: its name, as in `network.named_modules()`.
         "auto": the one evaluated last. None: the network has no such layer and returns the features.
     calibration : iterable of batches, or Source, default None
         Rows that the network was not trained on, to fit the curve from affine cost to variance.
-    noise : {"diagonal", "full"}, default "diagonal"
-        As in `BLLRegressor`.
-    bias_prior : str, default "flat"
-        As in `BLLRegressor`.
+    noise, bias_prior : str, str
+        As in `BLLRegressor`: "diagonal" or "full"; as in `TrainingOptions`.
     process_group : ProcessGroup, default None
         Processes that call `attach` together, each with a loader for its share of the rows; all get one model of all
         rows. None: those of the current torch.distributed group. `lastlayer.distributed.ONE`: this process alone.
-        Network and columns must be the same on all processes; buffers, such as those of batch norm, are taken from the
-        first process.
+        Buffers, such as those of batch norm, are taken from the first process.
 
     Raises
     ------
@@ -102,13 +97,9 @@ def attach(
     Examples
     --------
     >>> import torch
-    >>> import lastlayer
-    >>> from torch import nn
     >>> X = torch.linspace(-1, 1, 60)[:, None]
-    >>> loader = [(X, X[:, 0] ** 2 + 0.1 * torch.sin(50 * X[:, 0]))]
-    >>> network = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))  # trained elsewhere
-    >>> model = lastlayer.attach(network, loader)
-    >>> mean, std = model.predict([[0.5]], return_std=True)
+    >>> network = torch.nn.Sequential(torch.nn.Linear(1, 9), torch.nn.Tanh(), torch.nn.Linear(9, 1))
+    >>> model = attach(network, loader=[(X, X[:, 0] ** 2 + 0.1 * torch.sin(50 * X[:, 0]))])
     """
     process_group, network = process_group or ProcessGroup.current(), _unwrapped(network)
     with process_group.guarded():

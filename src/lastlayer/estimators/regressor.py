@@ -60,34 +60,31 @@ logger = logging.getLogger(__name__)
 class BLLRegressor(LastLayerRegressor):
     """Neural network regression with exact Bayesian last layers, trained on the log marginal likelihood.
 
-    By default, `fit` trains an ensemble of small networks, with weak and with stronger priors on their hidden
-    weights and with raw and with piecewise-linear encoded inputs, together with a linear model, an additive model
-    and a Gaussian process in random features. Networks, linear and additive models each hold out some rows; the
-    variance of all members is calibrated on these rows and on whole regions that were held out. The predictive
-    distribution is a mixture in which, at each point, members are weighted by their calibrated precision.
-    Fitting 1,000 rows by 10 columns takes seconds on two cores. `preset="fast"` uses fewer networks and steps,
-    `preset="evidence"` a single uncalibrated network.
+    By default, `fit` trains an ensemble of small networks, with weak and with stronger priors on their hidden weights
+    and with raw and with piecewise-linear encoded inputs, together with a linear model, an additive model and a
+    Gaussian process in random features. All are calibrated on held-out rows and regions, and their mixture weights the
+    members at each point by their calibrated precision. Fitting 1,000 rows by 10 columns takes seconds on two cores.
+    Most users need only `preset`, `calibration`, `noise`, `likelihood`, `backbone`, `device`, `n_jobs`, `progress` and
+    `random_state`; "auto" is chosen from the size and kind of the data.
 
     Parameters
     ----------
     hidden : sequence of int or "auto", default "auto"
-        Widths of the hidden layers of the built-in network. "auto": two layers of one unit per six distinct rows,
-        at least 5 and at most 50.
+        Widths of the hidden layers. "auto": two layers of one unit per six distinct rows, at least 5 and at most 50.
     activation : str, default "auto"
-        Activation of the hidden layers: "tanh", "silu", "relu", ... (see `lastlayer.features.ACTIVATIONS`). "auto":
-        "tanh"; above 5,000 rows, "silu" for those networks of a mixture that have raw inputs and the strong prior.
+        Activation of the hidden layers, one of `lastlayer.features.ACTIVATIONS`. "auto": "tanh"; above 5,000 rows,
+        "silu" for those networks of a mixture that have raw inputs and the strong prior.
     input_skip : bool or "auto", default "auto"
         Whether to pass the inputs on to the last layer as well, so that the variance grows without bound outside
         the data. "auto": yes with the built-in network, no with a backbone.
     encoding : "auto", "raw", "piecewise" or "fourier", default "auto"
         Inputs of the networks: "raw", or "piecewise", a piecewise-linear encoding by quantiles, which learns steps
-        and thresholds easily and is constant outside the data. "auto": a mixture of both. "fourier": no network
-        but random Fourier features whose length scales maximise the evidence, that is, a Gaussian process
-        approximated by 256 frequencies.
+        and thresholds easily and is constant outside the data. "auto": a mixture of both. "fourier": a Gaussian process
+        approximated by 256 random Fourier features, whose length scales maximise the evidence, in place of a network.
     backbone : torch.nn.Module, callable or None, default None
-        A module that maps a batch to features (m, k); a copy of it is trained from its present weights. Or a
-        callable that returns a new module. Integer inputs, such as ids for embeddings, and inputs of more than two
-        dimensions are passed to it unchanged.
+        A module that maps a batch to features (m, k), of which a copy is trained from its present weights, or a
+        callable that returns a new one. Integers, such as ids, and inputs of more than two dimensions are passed to it
+        unchanged.
     preset : "calibrated", "fast" or "evidence", default "calibrated"
         Meaning of "auto" in the other parameters. "fast": as "calibrated", with a third of the networks and fewer
         steps. "evidence": one network, no calibration, early stopping from 100 samples on.
@@ -97,29 +94,24 @@ class BLLRegressor(LastLayerRegressor):
     calibration : "auto", "alpha", splitter or None, default "auto"
         "auto": on rows held out at random, in blocks and in shells; with a backbone, on 15% of the rows. "alpha":
         Algorithm 1 on blocks, which adjusts alpha alone. A scikit-learn splitter such as TimeSeriesSplit: for
-        trajectories, where random rows leak. If `fit` is given `groups`, whole groups are held out. None: no
-        calibration, the variance is that of the evidence.
+        trajectories, where random rows leak. None: no calibration, the variance is that of the evidence.
     hidden_prior : float or "auto", default "auto"
         Precision c of the Gaussian prior N(0, 1 / (c * fan_in)) on hidden weights; 0: no prior. "auto": 0.03 and 0.3
-        in one mixture, 0.3 for a single network; 0 with a backbone or without calibration by curves. A number: networks
-        of one kind, with this prior.
+        in one mixture, 0.3 for a single network; 0 with a backbone or without calibration by curves.
     noise : "auto", "diagonal", "full" or "input", default "auto"
-        "diagonal": one noise variance per output. "full": noise correlated between the outputs. "input": one
-        variance per output that depends on the input, by a small network fitted to the errors of held-out rows
-        (needs calibration and a table). "auto": "input" where that raises the density of other held-out rows, else
-        "diagonal".
+        "diagonal": one noise variance per output. "full": noise correlated between the outputs. "input": one that
+        depends on the input, by a small network fitted to the errors of held-out rows (needs calibration and a table).
+        "auto": "input" where that raises the density of other held-out rows, else "diagonal".
     likelihood : "gaussian", "lognormal" or "auto", default "gaussian"
-        "lognormal": fit the logarithm of the targets, which must all be positive; predictions are mixtures of
-        log-normals in the units of the targets (`LogPrediction`). "auto": "lognormal" if the skewness of each target
-        is above 1 and that of its logarithm less than half as large. Cannot be combined with `noise_std` or
-        `observations`; `joint`, CasADi, ONNX, BoTorch and other uses of a Gaussian reject such a model.
+        "lognormal": fit the logarithm of the targets, which must all be positive, and predict mixtures of log-normals
+        (`LogPrediction`); not with `noise_std`, `observations`, and uses of a Gaussian such as `joint` and CasADi.
+        "auto": "lognormal" if the skewness of each target is above 1 and that of its logarithm less than half as large.
     max_epochs : int or "auto", default "auto"
         Passes over the data. "auto": 250, or as many as 400 to 800 mini-batch steps take, at least 10; 500 with
         early stopping or a backbone, 60 with a source.
     batch_size : int, "auto" or None, default "auto"
-        Rows per mini-batch; mini-batches train in float32 with a running average of the last layer. None: all rows
-        in every step. The last layer of the fitted model is exact either way. "auto": 1,024 for tables of more than
-        5,000 samples.
+        Rows per mini-batch, in float32 with a running average of the last layer, which is exact in the end. None: all
+        rows in every step. "auto": 1,024 for tables of more than 5,000 samples.
     training : TrainingOptions or None, default None
         Objective, learning rate, early stopping, checkpoints and the like.
     device : str, default "auto"
@@ -131,13 +123,11 @@ class BLLRegressor(LastLayerRegressor):
     progress : bool, default False
         Whether to show a progress bar.
     n_jobs : int or None, default None
-        Threads that `fit` may use in torch, BLAS and OpenMP; the networks of an ensemble are distributed over them.
-        None: as many as torch uses (`torch.get_num_threads()`); -1: all cores; -2: all but one. The previous
-        settings are restored afterwards. Another number may change the last digits of the result.
+        Threads that `fit` may use in torch, BLAS and OpenMP. None: as many as torch uses (`torch.get_num_threads()`);
+        -1: all cores; -2: all but one. Another number may change the last digits of the result.
     verbose : int, default 0
-        1 shows the stages of a fit and its summary, 2 also settings and training runs. These are messages of the
-        logger "lastlayer" (levels info and debug), which go to stderr unless `logging` is configured. 0 leaves the
-        choice to `logging`.
+        1 shows the stages of a fit and its summary, 2 also settings and training runs: messages of the logger
+        "lastlayer" (levels info and debug), on stderr unless `logging` is configured. 0 leaves the choice to `logging`.
 
     Attributes
     ----------
@@ -149,10 +139,9 @@ class BLLRegressor(LastLayerRegressor):
         Networks with their last layers, in standardised units; those of the family that scores best alone come first.
     calibration_ : Calibration or None
         Curves from affine cost to variance, the held-out points they were fitted to, and the expected LPD.
-    alpha_star_ : float
-        Signal-to-noise ratio that maximises the evidence; the geometric mean over the members of the best family.
-    alpha_ : float
-        Signal-to-noise ratio in use for the variance; the geometric mean over the same members.
+    alpha_star_, alpha_ : float
+        Signal-to-noise ratio that maximises the evidence, and that in use for the variance; geometric means over the
+        members of the best family.
     noise_std_ : ndarray of shape (q,)
         Noise standard deviation at the maximum of the evidence, before calibration, in target units; with
         `likelihood="lognormal"`, that of the logarithm. The mean over the same members.
@@ -163,31 +152,12 @@ class BLLRegressor(LastLayerRegressor):
     alpha_curve_ : AlphaCurve
         Validation LPD against alpha, after `tune_alpha`.
 
-    Notes
-    -----
-    Most users need only the common parameters: `preset`, `calibration`, `noise`, `likelihood`, `backbone`,
-    `device`, `n_jobs`, `progress` and `random_state`. All others are for experts: their "auto" is chosen from the
-    size and kind of the data, and `settings_` holds the choice after `fit`.
-
     Examples
     --------
     >>> import numpy as np
-    >>> from lastlayer import BLLRegressor
-    >>> rng = np.random.default_rng(0)
-    >>> X = rng.uniform(-2, 2, (60, 1))
-    >>> y = np.sin(2 * X[:, 0]) + 0.1 * rng.normal(size=60)
-    >>> model = BLLRegressor(preset="fast", n_members=2, max_epochs=30, random_state=0).fit(X, y)
+    >>> X = np.random.default_rng(0).uniform(-2, 2, (60, 1))
+    >>> model = BLLRegressor(preset="fast", max_epochs=5, random_state=0).fit(X, np.sin(2 * X[:, 0]))
     >>> mean, std = model.predict(X, return_std=True)
-    >>> mean.shape, std.shape
-    ((60,), (60,))
-
-    The variance has two parts: epistemic variance, which more data would reduce, and noise. Outside the data the
-    first one grows:
-
-    >>> p = model.predictive([[0.0], [6.0]])
-    >>> p.epistemic_var > p.noise_var
-    array([False,  True])
-    >>> lower, upper = p.interval(0.9)
     """
 
     def __init__(
@@ -261,16 +231,13 @@ class BLLRegressor(LastLayerRegressor):
         validation_data : tuple (X_val, y_val), default None
             Rows to calibrate on, in place of held-out rows of X; without calibration, rows for Algorithm 1.
         groups : array-like of shape (m,), default None
-            A label per row. Rows with the same label, such as those of one patient or one run, are held out together,
-            be it at random, in blocks or for early stopping. A splitter given as `calibration` is passed the labels
-            unchanged.
+            A label per row. Rows with the same label, such as those of one patient or one run, are held out together. A
+            splitter given as `calibration` is passed the labels unchanged.
         noise_std : float or array-like, default None
             Known standard deviation of the measurement noise: one number, one per row, or an array of the shape of y.
             It adds to the learned noise, which is the only noise that predictions include.
-
         observations : sequence of Observations, default ()
-            Measurements of functionals of the same function, such as derivatives (see `lastlayer.observe`). They are
-            never held out.
+            Measurements of functionals of the function, such as derivatives (see `lastlayer.observe`); never held out.
         """
         self._forget()
         mapped = isinstance(X, np.memmap) and self.batch_size is not None and self.n_members in ("auto", 1)
@@ -307,16 +274,15 @@ class BLLRegressor(LastLayerRegressor):
     def fit_source(self, source: Source, validation_data: tuple[Any, Any] | None = None) -> "BLLRegressor":
         """Train one network on a source of batches, in memory that does not grow with the number of rows.
 
-        In a torch.distributed group, every process calls it with the same parameters and `validation_data`, and all
-        of them get the same model; without a `random_state`, the seed is that of the first process.
+        In a torch.distributed group, every process calls it with the same parameters and `validation_data`, and all of
+        them get the same model; without a `random_state`, the seed is that of the first process.
 
         Parameters
         ----------
         source : Source
             Batches of rows (see `lastlayer.sources`).
         validation_data : tuple (X_val, y_val), default None
-            Rows to calibrate on, which must not be in the source. No rows of the source are held out: without
-            `validation_data` the model is not calibrated.
+            Rows to calibrate on, which must not be in the source; without them the model is not calibrated.
 
         Raises
         ------
@@ -357,7 +323,7 @@ class BLLRegressor(LastLayerRegressor):
     def held_out_(self) -> HeldOutRows | None:
         """After `fit`, training rows with the networks that were not trained on them, for unbiased scores of this fit.
 
-        None if no network held out single rows. Not saved with the model, and not pickled.
+        None if no network held out single rows. Neither saved with the model nor pickled.
         """
         return None if self._held_out is None else HeldOutRows.of(*self._held_out)
 
@@ -370,26 +336,19 @@ class BLLRegressor(LastLayerRegressor):
         return {name: value for name, value in state.items() if name not in ("held_out_", "_held_out")}
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BLLRegressor":
-        """Fit on the first call; on later calls, `update` the last layers and keep the features.
-
-        The first call therefore needs enough rows to train networks on. `fit` starts from scratch. For single rows,
-        `lastlayer.online.OnlineModel` is much faster.
+        """Fit on the first call, which needs enough rows to train networks; on later calls, `update` the last layers.
 
         Parameters
         ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        y : array-like of shape (m,) or (m, q)
-            Targets.
+        X, y : array-like of shape (m, d), array-like of shape (m,) or (m, q)
+            Inputs and targets.
         sample_weight : array-like of shape (m,), default None
             Weight of each row.
         """
         return self.update(X, y, sample_weight) if hasattr(self, "fitted_") else self.fit(X, y, sample_weight)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted model to one file (safetensors).
-
-        An existing file is replaced only once the new one is complete.
+        """Write the fitted model to one file (safetensors), which replaces an existing one only when it is complete.
 
         Parameters
         ----------

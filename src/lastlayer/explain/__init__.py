@@ -86,20 +86,8 @@ def permutation_importance(
         Inputs, in the format of the training inputs, and true values; NaN where a value is missing.
     inputs : sequence of Input, optional
         Which columns of X belong together; by default, each column is an input.
-    n_repeats : int, default 5
-        Number of shuffles of each input; the result is their mean.
-    random_state : int, default 0
-        Seed of the shuffles.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from lastlayer import BLLRegressor
-    >>> X = np.random.default_rng(0).uniform(-1, 1, (80, 2))
-    >>> model = BLLRegressor(preset="fast", max_epochs=20, random_state=0).fit(X, X[:, 0])
-    >>> first, second = permutation_importance(model.held_out_, X, X[:, 0])
-    >>> bool(first.rmse > 10 * abs(second.rmse))
-    True
+    n_repeats, random_state : int, default 5, int, default 0
+        Number of shuffles of each input, whose results are averaged, and their seed.
     """
     table, targets = _table_of(X), np.asarray(as_array(y), dtype=float)
     if len(targets) != len(table) or len(table) < 2 or n_repeats < 1:
@@ -148,16 +136,12 @@ class Dependence:
     std: Float[ndarray, "n q"]
 
     def band(self, level: float = 0.9, *, noise: bool = True) -> tuple[Float[ndarray, "n q"], Float[ndarray, "n q"]]:
-        """Return a central Gaussian band around the mean.
-
-        The band is that of a single row; the band of the average would be narrower.
+        """Return a central Gaussian band around the mean for a single row; that of the average would be narrower.
 
         Parameters
         ----------
-        level : float, default 0.9
-            Probability of the band.
-        noise : bool, default True
-            Whether the band is that of measurements (True) or of the function (False).
+        level, noise : float, default 0.9, bool, default True
+            Probability of the band, and whether it is that of measurements (True) or of the function (False).
 
         Returns
         -------
@@ -173,8 +157,7 @@ def partial_dependence(
 ) -> list[Dependence]:
     """Compute average predictions as one input varies and the others keep their values in the rows of X.
 
-    If inputs are correlated, some of the rows made in this way are combinations that never occur; the epistemic band is
-    wide there.
+    If inputs are correlated, some of these rows are combinations that never occur; the epistemic band is wide there.
 
     Parameters
     ----------
@@ -184,10 +167,8 @@ def partial_dependence(
         Rows to average over; a single row gives the curve of that row.
     inputs : sequence of Input, optional
         Which columns of X belong together, and the values to evaluate; by default, each column is an input.
-    n : int, default 25
-        Number of values of an input without a grid.
-    max_rows : int, default 100
-        If X has more rows, a random subset of this size is used, the same in every call.
+    n, max_rows : int, default 25, int, default 100
+        Number of values of an input without a grid, and of rows: of more, a random subset is used, always the same.
     """
     table, predictive = _table_of(X), _predictor_of(model)
     m, found = len(table), []

@@ -23,18 +23,8 @@ class FeatureExtractor(nn.Module):
 
     Parameters
     ----------
-    network : torch.nn.Module
-        The network, which does not change.
-    layer : str
-        Name of an `nn.Linear` layer, or of a convolution with kernels of size 1, as in `network.named_modules()`.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from torch import nn
-    >>> network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
-    >>> FeatureExtractor(network, "2")(torch.zeros(5, 2)).shape
-    torch.Size([5, 8])
+    network, layer : torch.nn.Module, str
+        The network, and its `nn.Linear` or convolution with kernels of size 1, as in `network.named_modules()`.
     """
 
     def __init__(self, network: nn.Module, layer: str) -> None:

@@ -39,8 +39,7 @@ def one_input(
 ) -> "Figure":
     """Plot a model over its single input: mean, bands and data of each output, and the affine cost below.
 
-    The dark band contains the function and the light band the targets, each with 95% probability. The affine cost is
-    the degree of extrapolation: it rises where the data end.
+    The dark band contains the function and the light band the targets, each with 95% probability.
 
     Parameters
     ----------
@@ -117,7 +116,7 @@ def calibration_curve(prediction: Prediction | Mapping[str, Prediction], y: ndar
     """Plot the share of targets inside central intervals against the level of the intervals.
 
     The band contains the curve of a perfectly calibrated model, level by level, in 95% of samples of this size,
-    provided that errors at different points are independent; far from the data, errors of neighbouring points are
+    provided that errors at different points are independent; far from the data, those of neighbouring points are
     correlated.
 
     Parameters
@@ -182,8 +181,6 @@ def sharpness(prediction: Prediction, y: ndarray) -> "Figure":
 def alpha_curve(curve: AlphaCurve, *, alpha_star: float | None = None) -> "Figure":
     """Plot the validation LPD against log alpha, with alpha^max, the limit of infinite alpha, and alpha*.
 
-    An alpha beyond the ends of the curve is drawn as an arrow at its end, where the LPD no longer depends on alpha.
-
     Parameters
     ----------
     curve : AlphaCurve
@@ -220,8 +217,8 @@ def _mark(ax: "Axes", curve: AlphaCurve, log_alpha: float, lpd: float, *, color:
 def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
     """Plot absolute errors in predicted standard deviations against the affine cost.
 
-    The figure shows whether error bars hold far from the data: quantiles in bins of the cost, and around their Gaussian
-    values the bands that sampling noise alone explains.
+    Quantiles in bins show whether error bars hold far from the data, and around their Gaussian values the bands that
+    sampling noise alone explains.
 
     Parameters
     ----------
@@ -257,8 +254,8 @@ def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
 def coverage_by_cost(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure":
     """Plot the share of targets inside their central intervals against the affine cost.
 
-    The figure shows whether intervals hold far from the data. The band contains the share of a perfectly calibrated
-    model in 95% of samples of a bin's size; far from the data, errors of neighbouring points are correlated.
+    The band contains the share of a perfectly calibrated model in 95% of samples of a bin's size; far from the data,
+    errors of neighbouring points are correlated.
 
     Parameters
     ----------
@@ -335,10 +332,8 @@ def importance(found: Sequence[Importance], *, targets: Sequence[str] | None = N
 
     Parameters
     ----------
-    found : sequence of Importance
-        Result of `lastlayer.explain.permutation_importance`.
-    targets : sequence of str, optional
-        Names of the targets.
+    found, targets : sequence of Importance, sequence of str
+        Result of `lastlayer.explain.permutation_importance`, and optionally the names of the targets.
     """
     if not found:
         raise InputError("there is no input to draw: pass the result of permutation_importance")
@@ -361,10 +356,8 @@ def partial_dependence(
 
     Parameters
     ----------
-    found : sequence of Dependence
-        Result of `lastlayer.explain.partial_dependence`.
-    targets : sequence of str, optional
-        Names of the targets.
+    found, targets : sequence of Dependence, sequence of str
+        Result of `lastlayer.explain.partial_dependence`, and optionally the names of the targets.
     level : float, default 0.9
         Probability of the bands.
     """
@@ -397,10 +390,8 @@ def additive_curves(model: Any, *, names: Sequence[str] | None = None, output: i
 
     Parameters
     ----------
-    model : fitted regressor
-        A model whose mixture has additive members, as the default mixture does.
-    names : sequence of str, optional
-        Names of the inputs; by default, those of the training table.
+    model, names : fitted regressor, sequence of str
+        As for `lastlayer.explain.additive_effects`.
     output : int, default 0
         Which target, counted from 0.
     """

@@ -103,7 +103,6 @@ class Fitted:
 
     @property
     def n_outputs(self) -> int:
-        """Number of outputs."""
         return len(self.targets.mean)
 
     @property
@@ -125,7 +124,6 @@ class Fitted:
 
     @property
     def tails(self) -> Tails:
-        """Heavy tails of the calibrated distribution."""
         return Tails() if self.calibration is None else self.calibration.tails
 
     @property
@@ -136,12 +134,10 @@ class Fitted:
 
     @property
     def log_alphas(self) -> tuple[float, ...]:
-        """Log alpha of each member's variance."""
         return tuple(member.log_alpha for member in self.members)
 
     @property
     def stars(self) -> tuple[float, ...]:
-        """log alpha* of each member."""
         return tuple(member.log_alpha_star for member in self.members)
 
     @property
@@ -203,10 +199,8 @@ class Fitted:
 
         Parameters
         ----------
-        i : int
-            Index of the member.
-        Z : Tensor
-            Standardised inputs.
+        i, Z : int, Tensor
+            Index of the member, and standardised inputs.
         """
         return self.members[i].features(Z)
 
@@ -230,10 +224,8 @@ class Fitted:
 
         Parameters
         ----------
-        X : ndarray of shape (m, d)
-            Inputs in original units.
-        noise : bool, default True
-            Whether to include the noise; False gives the distribution of the function.
+        X, noise : ndarray of shape (m, d), bool, default True
+            Inputs in original units, and whether to include the noise; False gives the distribution of the function.
         """
         return self.likelihood.predict(self.working(X, noise=noise))
 
@@ -280,10 +272,8 @@ class Fitted:
 
         Parameters
         ----------
-        X : ndarray of shape (m, d)
-            Inputs in original units.
-        noise : bool, default True
-            Whether to include the noise; False gives the distribution of the function.
+        X, noise : ndarray of shape (m, d), bool, default True
+            Inputs in original units, and whether to include the noise; False gives the distribution of the function.
         """
         return self.needs("joint", linear=True)._joint(X, noise)
 
@@ -299,12 +289,8 @@ class Fitted:
 
         Parameters
         ----------
-        X : ndarray of shape (m, d)
-            Inputs in original units.
-        n : int
-            Number of draws.
-        rng : RandomState
-            Random number generator.
+        X, n, rng : ndarray of shape (m, d), int, RandomState
+            Inputs in original units, number of draws, and random number generator.
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
         """
