@@ -24,7 +24,7 @@ from benchmarks.timing import describe_machine, time_in_turns
 from lastlayer import BLLRegressor
 from lastlayer.integrations import to_casadi, variances_to_casadi
 from lastlayer.integrations.c_code import c_source
-from lastlayer.networks.mlp import MLP, InputSkip, encoding_of, inner_network
+from lastlayer.networks.mlp import MLP, InputSkip, parts_of
 
 POINTS, SIZES = 2_000, ((20, 20), (50, 50), (100, 100))
 AT_MOST = 2.0
@@ -46,7 +46,7 @@ def bare_mean(model: BLLRegressor, blas: str = "reference", name: str = "bare") 
 
 
 def bare_features(network: nn.Module, z: Any, times: Callable[[ndarray, Any], Any]) -> Any:
-    a, encoding, inner = z, encoding_of(network), inner_network(network)
+    a, (inner, encoding, _) = z, parts_of(network)
     if encoding is not None:
         passed = z[encoding.column.tolist()] * encoding.slope.numpy() + encoding.shift.numpy()
         a = casadi.fmin(casadi.fmax(passed, 0), 1)

@@ -27,7 +27,7 @@ from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.splits import Split, folds_for
 from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
-from lastlayer.networks.mlp import MLP, inner_network
+from lastlayer.networks.mlp import MLP, parts_of
 from lastlayer.predictor.member import Member
 from lastlayer.settings.resolve import PRIOR_PRECISIONS, resolve
 from lastlayer.settings.types import (
@@ -364,7 +364,7 @@ def test_networks_of_every_family_start_alike_and_no_two_of_a_family(data):
     for i in range(4):
         assert equal(made[i], made[4 + i])
         start = MLP(1, (4,), generator=torch.Generator().manual_seed(7 + i)).float()  # the type they are trained in
-        assert equal(inner_network(made[i]), start)
+        assert equal(parts_of(made[i])[0], start)
         assert not equal(made[i], made[(i + 1) % 4])
 
 

@@ -19,7 +19,7 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.readings import Readings
 from lastlayer.data.rows import Points, Rows
 from lastlayer.ensemble.splits import folds_for
-from lastlayer.networks.mlp import encoding_of, inner_network
+from lastlayer.networks.mlp import parts_of
 from lastlayer.settings.resolve import FAST_PRECISIONS, N_FOLDS, PRIOR_PRECISIONS, resolve
 from lastlayer.settings.types import (
     ADDITIVE,
@@ -449,7 +449,7 @@ def test_networks_have_the_activation_of_their_family_in_memory_and_in_files(ear
         wanted = {"raw": "silu", "piecewise": "tanh"}
         assert {member.family.encoding for member in networks} == set(wanted)
         for member in networks:
-            assert inner_network(member.network).activation == wanted[member.family.encoding]
+            assert parts_of(member.network)[0].activation == wanted[member.family.encoding]
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
 
 
@@ -485,7 +485,7 @@ def test_members_are_of_the_encoding_that_was_asked_for(options, families):
     model = fit({"preset": "fast"} | options)
     assert {member.family for member in model.members_} == families == set(model.calibration_.curves)
     for member in model.members_:
-        assert (encoding_of(member.network) is None) == (member.family.encoding == "raw")
+        assert (parts_of(member.network)[1] is None) == (member.family.encoding == "raw")
 
 
 KINDS_OF_NETWORKS = [

@@ -238,7 +238,7 @@ class Posterior:
         Where each output has its own ratio, the columns of all outputs are concatenated.
         """
         eq = self.equations
-        root = self._precision_at(log_alpha).factor.whiten(torch.eye(eq.n_penalised).to(eq.gram))
+        root = self._precision_at(log_alpha).factor.whiten(torch.eye(eq.gram.shape[-1]).to(eq.gram))
         if self.bias_prior == "shared":
             root, shift = root[..., :-1, :], root[..., -1, :]
         else:  # the variance of a free bias adds one column

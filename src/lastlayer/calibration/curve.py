@@ -18,8 +18,8 @@ from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 HEAD_UNITS = 10
 BELIEVED_ROWS, SURE = 50.0, 3.0
 """Rows that a curve is worth beside those learned later; standard errors by which these must exceed it to widen it."""
-OWN_OUTSIDE = -1.5
-"""Log of the fraction of `Outside.factor` applied to the process itself, whose own curve covers most of it."""
+LOG_FRACTION = {FOURIER: -1.5}
+"""Log of the fraction of `Outside.factor` for the process itself, whose own curve covers most of it; 0 for others."""
 
 
 class Parameter(NamedTuple):
@@ -184,11 +184,6 @@ class Shrinkage:
     def __str__(self) -> str:
         scale = self.precision**-0.5 if self.precision else math.inf
         return f", means shrunk from {scale:.1f} standard deviations on" if self.precision else ""
-
-
-def log_fraction(family: Family) -> float:
-    """Log of the fraction of `Outside.factor` that applies to a family."""
-    return OWN_OUTSIDE if family == FOURIER else 0.0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lastlayer._internal.chunks import row_chunks
 from lastlayer.calibration.curve import (
+    LOG_FRACTION,
     OF_MIXTURE,
     Calibration,
     CalibrationPoints,
@@ -24,7 +25,6 @@ from lastlayer.calibration.curve import (
     Shrinkage,
     StackedCurves,
     Tails,
-    log_fraction,
     of_each,
 )
 from lastlayer.calibration.points import HeldOutPoints
@@ -127,7 +127,7 @@ class MixtureDensity:
         self, points: HeldOutPoints, likelihood: Likelihood, curve_of: Int[ndarray, " c"], sharpness: float
     ) -> None:
         self.likelihood, self.curve_of, self.sharpness = likelihood, curve_of, sharpness
-        self.log_fraction = np.array([log_fraction(family) for family in points.families])[:, None, None]
+        self.log_fraction = np.array([LOG_FRACTION.get(family, 0.0) for family in points.families])[:, None, None]
         # the networks of a family share its trust
         self.log_share = -np.log([points.families.count(family) for family in points.families])[:, None, None]
         self.log_far = None if points.log_far is None else points.log_far.numpy()[:, None]

@@ -170,16 +170,10 @@ def neg_log_hidden_prior(network: nn.Module) -> Float[Tensor, "*s"]:
     return 0.5 * torch.stack(parts).sum(0).double()
 
 
-def inner_network(network: nn.Module) -> nn.Module:
-    """The network without input skip and encoding."""
-    within = network.network if isinstance(network, InputSkip) else network
-    return within.network if isinstance(within, Encoded) else within
-
-
-def encoding_of(network: nn.Module) -> PiecewiseEncoding | None:
-    """Encoding of the inputs; None if they are not encoded."""
-    within = network.network if isinstance(network, InputSkip) else network
-    return within.encoding if isinstance(within, Encoded) else None
+def parts_of(network: nn.Module) -> tuple[nn.Module, PiecewiseEncoding | None, Tensor | None]:
+    """The network without input skip and encoding, the encoding, and the factors of the inputs passed on."""
+    within, scale = (network.network, network.scale) if isinstance(network, InputSkip) else (network, None)
+    return (within.network, within.encoding, scale) if isinstance(within, Encoded) else (within, None, scale)
 
 
 def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
@@ -211,9 +205,8 @@ def grouped(networks: Sequence[nn.Module]) -> list[list[int]]:
     """Places of the networks of each shape: MLPs, and networks without weights; any other network is on its own."""
     groups: dict[object, list[int]] = {}
     for place, network in enumerate(networks):
-        inner, encoding = inner_network(network), encoding_of(network)
-        scaled = isinstance(network, InputSkip) and network.scale is not None
-        outer = type(network) is InputSkip, scaled, None if encoding is None else len(encoding.column)
+        inner, encoding, scale = parts_of(network)
+        outer = type(network) is InputSkip, scale is not None, None if encoding is None else len(encoding.column)
         kind: tuple[object, ...] = (place,)
         if type(inner) is MLP:
             kind = (inner.activation, *[(p.shape, p.dtype) for p in inner.parameters()])
@@ -225,10 +218,9 @@ def grouped(networks: Sequence[nn.Module]) -> list[list[int]]:
 
 def numbers_of(networks: Sequence[nn.Module]) -> State:
     """The numbers of networks of one shape; `own` is the user's network, and `one` has the type of the weights."""
-    first, inner = networks[0], inner_network(networks[0])
-    encodings = [encoding for encoding in map(encoding_of, networks) if encoding is not None]
-    scales = [network.scale for network in networks if isinstance(network, InputSkip) and network.scale is not None]
-    mlps = [own for own in map(inner_network, networks) if type(own) is MLP]
+    first, (inners, *others) = networks[0], zip(*map(parts_of, networks), strict=True)
+    encodings, scales = ([part for part in parts if part is not None] for parts in others)
+    mlps = [inner for inner in inners if type(inner) is MLP]
     layers = list(zip(*[[layer for layer in own if isinstance(layer, nn.Linear)] for own in mlps], strict=True))
     typed = [*first.parameters(), *scales, *(encoding.slope for encoding in encodings)]
     return State(
@@ -243,6 +235,6 @@ def numbers_of(networks: Sequence[nn.Module]) -> State:
             shift=torch.stack([encoding.shift for encoding in encodings])[:, None],
         ),
         passed=torch.stack(scales)[:, None] if scales else 1.0 if isinstance(first, InputSkip) else None,
-        own=None if mlps or isinstance(inner, nn.Identity) else inner,
+        own=None if mlps or isinstance(inners[0], nn.Identity) else inners[0],
         one=None if not typed else torch.ones((), dtype=typed[0].dtype, device=typed[0].device),
     )

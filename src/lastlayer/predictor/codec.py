@@ -21,7 +21,7 @@ from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.encoding import PiecewiseEncoding
-from lastlayer.networks.mlp import copied, encoding_of
+from lastlayer.networks.mlp import copied, parts_of
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member, Unseen
@@ -203,7 +203,7 @@ class _Members:
         for name, value in network.state_dict().items():
             checked.tensor(own, name, *value.shape, dtype=value.dtype)
         network.load_state_dict(own)
-        bins = encoding_of(network)
+        bins = parts_of(network)[1]
         if bins is not None and not bool(((bins.column >= 0) & (bins.column < self.n_inputs)).all()):
             raise ValueError(f"{prefix}encoding.column has places that are no inputs")
         return network

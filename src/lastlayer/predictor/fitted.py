@@ -340,7 +340,7 @@ class Fitted:
             x = self._inputs(X[first : first + size])
             with torch.no_grad():
                 found = evaluate(BlockOps, self.state, x)
-            parts.append([as_array(each.expand(*each.shape[:-2], len(x), -1)) for each in found])
+            parts.append([each.expand(*each.shape[:-2], len(x), -1).numpy(force=True) for each in found])
         arrays = parts[0] if len(parts) == 1 else [np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)]
         check_answer(*arrays)
         return arrays

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.threads import threads_for
-from lastlayer.calibration.curve import Calibration, Curve, log_fraction
+from lastlayer.calibration.curve import LOG_FRACTION, Calibration, Curve
 from lastlayer.calibration.fit import SHARPNESS
 from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError
@@ -133,7 +133,7 @@ def curves_of(families: Sequence[Family], calibration: Calibration | None, noise
     log_noise, log_slope = (np.log([c.widening * getattr(c, name) for c in curves]) for name in ("noise", "slope"))
     log_share = None
     if calibration is not None and calibration.outside is not None:
-        factor = math.log(calibration.outside.factor) + np.array([log_fraction(family) for family in families])
+        factor = math.log(calibration.outside.factor) + np.array([LOG_FRACTION.get(family, 0.0) for family in families])
         variance = noise_cov.diagonal(dim1=-2, dim2=-1).log().numpy() + log_slope
         log_share = column(factor - variance.mean(-1))
     return State(

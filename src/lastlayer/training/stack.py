@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Points
-from lastlayer.networks.mlp import InputSkip, StackedMLP, encoding_of, inner_network, neg_log_hidden_prior
+from lastlayer.networks.mlp import InputSkip, StackedMLP, neg_log_hidden_prior, parts_of
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.engine import Problem
 from lastlayer.training.objectives import Profiled
@@ -22,10 +22,9 @@ class StackPass:
 
     def __init__(self, network: nn.Module, n_rows: int, n_outputs: int) -> None:
         """Allocate buffers for at most `n_rows` rows at a time."""
-        stack = inner_network(network)
+        stack, self.encoding, self.scale = parts_of(network)
         assert isinstance(stack, StackedMLP)
         self.stack, self.skips, self.n_outputs = stack, isinstance(network, InputSkip), n_outputs
-        self.encoding, self.scale = encoding_of(network), network.scale if isinstance(network, InputSkip) else None
         first = stack.weights[0]
         s, d = len(first), first.shape[1] if self.scale is None else self.scale.shape[-1]
         widths = [W.shape[-1] for W in stack.weights]
