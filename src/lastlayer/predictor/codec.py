@@ -31,6 +31,8 @@ PROBES = 13
 """Number of random points at which a model from a file is tested."""
 SMALLEST, FARTHEST = float(np.finfo(float).tiny), 1e150
 """Smallest scale, and largest ratio of mean to scale."""
+LOWEST = dict.fromkeys(("count", "energy", "observations"), 0.0)
+"""Lower bounds of sums."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,12 @@ LIMITS = calibration.LIMITS | {
 def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Convert a fitted model to tensors and a header."""
     names = None if fitted.feature_names is None else tuple(map(str, fitted.feature_names))
-    about = About(
-        *(int(fitted.n_features_in), names, cast(Literal[1, 2], fitted.y_ndim), fitted.sample_cost),
-        *(fitted.family_scores, fitted.conformal_scores, fitted.calibration),
-    )
+    y_ndim, own = cast(Literal[1, 2], fitted.y_ndim), (fitted.sample_cost, fitted.family_scores)
+    about = About(int(fitted.n_features_in), names, y_ndim, *own, fitted.conformal_scores, fitted.calibration)
     tensors, packed = codec.pack(about, "about")
-    for name, scaler in (("targets", fitted.targets), ("inputs", fitted.inputs)):
+    scalers, members = [("targets", fitted.targets), ("inputs", fitted.inputs)], []
+    for name, scaler in scalers:
         tensors |= {} if scaler is None else {f"{name}.{key}": value for key, value in vars(scaler).items()}
-    members = []
     for i, member in enumerate((*fitted.members, *([] if fitted.process is None else [fitted.process]))):
         p, aside = member.posterior, i == len(fitted.members)
         of_member = AboutMember(member.family, member.log_alpha_star, member.tuned, p.Sigma_E, member.unseen, aside)
@@ -108,8 +108,8 @@ def unpack(tensors: dict[str, Tensor], header: dict[str, Any], architecture: Arc
         raise ValueError(f"{len(names)} names of {d} inputs")
     if not len(about.sample_cost):
         raise ValueError("sample_cost is empty")
-    members = _Members(tensors, architecture, d, q)
-    each = [members.member(str(i), own) for i, own in enumerate(checked.typed("members", header["members"], list[Any]))]
+    contents = checked.typed("members", header["members"], list[Any])
+    each = [_member(tensors, str(i), own, architecture, d, q) for i, own in enumerate(contents)]
     found = [member for member, aside in each if not aside]
     if not found or [aside for _, aside in each[: len(found)]] != [False] * len(found) or len(each) > len(found) + 1:
         raise ValueError("members are needed, and at most one process after them")
@@ -162,69 +162,57 @@ def _scaler(tensors: dict[str, Tensor], name: str, n: int | None) -> Standardize
     return Standardizer(mean, scale)
 
 
-@dataclass(frozen=True)
-class _Members:
-    """The members in the tensors of a file."""
+def _member(
+    tensors: dict[str, Tensor], name: str, content: Any, architecture: Architecture, d: int, q: int
+) -> tuple[Member, bool]:
+    """A member, and whether it is a process aside."""
+    settings = architecture.settings
+    about: AboutMember = codec.Reader(tensors, {"q": q}, LIMITS).unpack(AboutMember, content, name)
+    posterior = Posterior(
+        _statistics(tensors, f"{name}.statistics.", q).to(settings.place.torch_device),
+        about.log_alpha_star,
+        checked.covariance(f"{name}.noise_cov", about.noise_cov).to(settings.place.torch_device),
+        settings.layer.noise_structure,
+        settings.layer.bias_prior,
+        checked=False,
+    )
+    if (about.unseen.keys[1:] <= about.unseen.keys[:-1]).any():
+        raise ValueError(f"{name}.unseen.keys are not in ascending order")
+    network = _network(tensors, f"{name}.network.", about.family, architecture, d)
+    return Member(copied(network), posterior, about.family, about.unseen, about.tuned), about.process
 
-    tensors: dict[str, Tensor]
-    architecture: Architecture
-    n_inputs: int
-    n_outputs: int
 
-    def member(self, name: str, content: Any) -> tuple[Member, bool]:
-        """A member, and whether it is a process aside."""
-        settings, q = self.architecture.settings, self.n_outputs
-        about: AboutMember = codec.Reader(self.tensors, {"q": q}, LIMITS).unpack(AboutMember, content, name)
-        network, statistics = self._network(f"{name}.network.", about.family), self._statistics(f"{name}.statistics.")
-        posterior = Posterior(
-            statistics.to(settings.place.torch_device),
-            about.log_alpha_star,
-            checked.covariance(f"{name}.noise_cov", about.noise_cov).to(settings.place.torch_device),
-            settings.layer.noise_structure,
-            settings.layer.bias_prior,
-            checked=False,
-        )
-        if (about.unseen.keys[1:] <= about.unseen.keys[:-1]).any():
-            raise ValueError(f"{name}.unseen.keys are not in ascending order")
-        return Member(copied(network), posterior, about.family, about.unseen, about.tuned), about.process
+def _network(tensors: dict[str, Tensor], prefix: str, family: Family, architecture: Architecture, d: int) -> nn.Module:
+    place, encoding = architecture.settings.place, None
+    own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    if family.encoding != "raw":  # of the right width; its numbers are loaded below
+        numbers = own["encoding.slope" if "encoding.slope" in own else "network.encoding.slope"]
+        encoding = PiecewiseEncoding(torch.zeros(len(numbers), dtype=torch.long), numbers.clone(), numbers.clone())
+    # convert the type before loading: a float32 module would round float64 weights
+    with architecture.seeded():
+        network = architecture.build(d, torch.Generator(), family, encoding)
+    network = network.to(place.torch_device, None if family.once else place.torch_dtype)
+    for name, value in network.state_dict().items():
+        checked.tensor(own, name, *value.shape, dtype=value.dtype)
+    network.load_state_dict(own)
+    bins = parts_of(network)[1]
+    if bins is not None and not bool(((bins.column >= 0) & (bins.column < d)).all()):
+        raise ValueError(f"{prefix}encoding.column has places that are no inputs")
+    return network
 
-    def _network(self, prefix: str, family: Family) -> nn.Module:
-        settings = self.architecture.settings
-        own = {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
-        encoding = None
-        if family.encoding != "raw":  # of the right width; its numbers are loaded below
-            numbers = own["encoding.slope" if "encoding.slope" in own else "network.encoding.slope"]
-            encoding = PiecewiseEncoding(torch.zeros(len(numbers), dtype=torch.long), numbers.clone(), numbers.clone())
-        # convert the type before loading: a float32 module would round float64 weights
-        with self.architecture.seeded():
-            network = self.architecture.build(self.n_inputs, torch.Generator(), family, encoding)
-        network = network.to(settings.place.torch_device)
-        network = network if family.once else network.to(settings.place.torch_dtype)
-        for name, value in network.state_dict().items():
-            checked.tensor(own, name, *value.shape, dtype=value.dtype)
-        network.load_state_dict(own)
-        bins = parts_of(network)[1]
-        if bins is not None and not bool(((bins.column >= 0) & (bins.column < self.n_inputs)).all()):
-            raise ValueError(f"{prefix}encoding.column has places that are no inputs")
-        return network
 
-    def _statistics(self, prefix: str) -> Statistics:
-        own, q = {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}, self.n_outputs
-        batch = own["count"].shape
-        n_targets = 1 if batch else q
-        columns = own["mean"].shape[-1] if own["mean"].dim() else 0
-        if columns <= n_targets or len(batch) > 1 or (n_targets < q and batch != (q,)):
-            raise ValueError(f"{prefix}count and {prefix}mean of shapes {tuple(batch)} and {tuple(own['mean'].shape)}")
-        shapes: dict[str, tuple[int, ...]] = {"count": (), "mean": (columns,), "scatter": (columns, columns)}
-        shapes |= {"energy": (columns,)}
-        moments = {
-            name: checked.tensor(own, name, *batch, *shape, low=0.0 if name in ("count", "energy") else -math.inf)
-            for name, shape in shapes.items()
-        }
-        check_scatter(moments["scatter"])
-        if not bool((moments["count"] > 0).any()):
-            raise ValueError(f"{prefix}count is zero")
-        lows = {"observations": 0.0, "log_scale": -math.inf}
-        sums = {name: checked.tensor(own, name, *batch, low=lows[name]) for name in SUMS if name in own}
-        parts: dict[str, Any] = {**moments, **sums, "n_outputs": n_targets}
-        return Statistics(**parts, by_output=bool(batch))
+def _statistics(tensors: dict[str, Tensor], prefix: str, q: int) -> Statistics:
+    batch, mean = tensors[f"{prefix}count"].shape, tensors[f"{prefix}mean"]
+    n_targets, columns = 1 if batch else q, mean.shape[-1] if mean.dim() else 0
+    if columns <= n_targets or len(batch) > 1 or (n_targets < q and batch != (q,)):
+        raise ValueError(f"{prefix}count and {prefix}mean of shapes {tuple(batch)} and {tuple(mean.shape)}")
+    shapes = {"mean": (columns,), "scatter": (columns, columns), "energy": (columns,)}
+    parts: dict[str, Any] = {
+        name: checked.tensor(tensors, prefix + name, *batch, *shapes.get(name, ()), low=LOWEST.get(name, -math.inf))
+        for name in (*MOMENTS, *SUMS)
+        if name in MOMENTS or prefix + name in tensors
+    }
+    check_scatter(parts["scatter"])
+    if not bool((parts["count"] > 0).any()):
+        raise ValueError(f"{prefix}count is zero")
+    return Statistics(**parts, n_outputs=n_targets, by_output=bool(batch))
