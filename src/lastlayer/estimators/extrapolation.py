@@ -15,24 +15,10 @@ from lastlayer.bayes.posterior import leave_one_out_cost
 from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha, tune_alpha_on
 from lastlayer.ensemble.splits import blocked_folds, outer_folds
 
+# fmt: off
 __all__ = [
-    "AffineCostSolution",
-    "AlphaCurve",
-    "HeldOut",
-    "Projection",
-    "affine_cost",
-    "affine_cost_program",
-    "blocked_folds",
-    "distance_to_affine_hull",
-    "distance_to_convex_hull",
-    "distance_to_span",
-    "held_out_lpd",
-    "leave_one_out_cost",
-    "nearest_in_affine_hull",
-    "nearest_in_convex_hull",
-    "nearest_in_span",
-    "outer_folds",
-    "search_alpha",
-    "tune_alpha",
-    "tune_alpha_on",
+    "AffineCostSolution", "AlphaCurve", "HeldOut", "Projection", "affine_cost", "affine_cost_program",
+    "blocked_folds", "distance_to_affine_hull", "distance_to_convex_hull", "distance_to_span", "held_out_lpd",
+    "leave_one_out_cost", "nearest_in_affine_hull", "nearest_in_convex_hull", "nearest_in_span", "outer_folds",
+    "search_alpha", "tune_alpha", "tune_alpha_on",
 ]

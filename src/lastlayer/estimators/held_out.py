@@ -18,7 +18,8 @@ from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 
 BY_COMPONENT = ("component_mean", "component_epistemic_var", "component_noise_var", "weights")
-BY_POINT = ("affine_cost", "beyond_reach")
+AXES = dict.fromkeys(BY_COMPONENT, 1) | dict.fromkeys(("affine_cost", "beyond_reach"), 0)
+"""The axis of the points."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,7 @@ class HeldOutRows:
 def joined(parts: Sequence[MixturePrediction], order: Int[ndarray, " m"]) -> MixturePrediction:
     """Concatenate the points of several predictions with equally many components, and reorder them."""
     changed: dict[str, Any] = {}
-    for name, axis in [*dict.fromkeys(BY_COMPONENT, 1).items(), *dict.fromkeys(BY_POINT, 0).items()]:
+    for name, axis in AXES.items():
         values = [getattr(part, name) for part in parts]
         changed[name] = None if values[0] is None else np.concatenate(values, axis).take(order, axis)
     if any(part.function_correlation is not None for part in parts):

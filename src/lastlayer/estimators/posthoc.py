@@ -26,7 +26,7 @@ from lastlayer.estimators.regressor import FLOORED_NOISE, BLLRegressor
 from lastlayer.estimators.stage import FeatureStage
 from lastlayer.networks.feature_extractor import FeatureExtractor, last_linear
 from lastlayer.networks.mlp import copied
-from lastlayer.networks.structured import Inputs, moved, named
+from lastlayer.networks.structured import moved, named
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member, cost_quantiles
@@ -112,10 +112,18 @@ def attach(
             raise InputError("the loader gave no batch: it must yield at least one (X, y)")
         stage = FeatureStage(_extractor(network, layer, first))
         phi_tilde = stage.features(first.inputs)
-        table = _table(first.inputs, phi_tilde)
-        X = phi_tilde.flatten(0, -2) if table is None else table
-        common = {"noise": noise, "bias_prior": bias_prior, "with calibration": calibration is not None}
-        process_group.agree(common | _described(stage, first) | {"columns of X": X.shape[1]})
+        X, is_table = phi_tilde.flatten(0, -2), False
+        if isinstance(first.inputs, Tensor) and first.inputs.is_floating_point() and first.inputs.dim() > 1:
+            is_table = phi_tilde.shape[:-1] == first.inputs.shape[:1]
+            X = first.inputs if is_table else X
+        inputs = {name: str(x.dtype) for name, x in named(first.inputs).items()}
+        taken = stage.network.layer if isinstance(stage.network, FeatureExtractor) else None
+        process_group.agree(
+            {"noise": noise, "bias_prior": bias_prior, "with calibration": calibration is not None}
+            | {"layer": taken, "dtype": str(stage.place.dtype), "inputs": inputs}
+            | {"outputs": stage.labelled(first).T.shape[1], "columns of X": X.shape[1]}
+            | {"digest of the network's weights": digest_of_parameters(stage.network, buffers=False)}
+        )
         process_group.broadcast_state(stage.network)  # buffers, such as those of batch norm, may differ
         rows = _rows(stage, chain([first], samples))
         exact, targets, sample_cost = _last_layer(rows, process_group, noise=noise, bias_prior=bias_prior)
@@ -131,16 +139,16 @@ def attach(
             dtype=_NAMES[place.dtype],
         )
         model.n_features_in_, model.history_ = X.shape[1], vars(TrainingHistory())
-        model._stage = stage if table is None else None
+        model._stage = None if is_table else stage
         unit = Standardizer(torch.zeros(X.shape[1]).double(), torch.ones(X.shape[1]).double())
         fitted = Fitted(
             inputs=unit if X.dim() == 2 else None,
             targets=targets.to("cpu"),
-            members=(Member(nn.Identity() if table is None else stage.network, exact),),
+            members=(Member(stage.network if is_table else nn.Identity(), exact),),
             sample_cost=sample_cost,
             settings=resolve(model.get_params(deep=False), Shape(None, calibration is not None), seed=0),
             n_features_in=X.shape[1],
-            y_ndim=2 if first.y.dim() == phi_tilde.dim() and (table is None or first.y.shape[1] > 1) else 1,
+            y_ndim=2 if first.y.dim() == phi_tilde.dim() and (not is_table or first.y.shape[1] > 1) else 1,
         )
         if calibration is not None:
             rows = _rows(stage, _samples(calibration, place, process_group))
@@ -182,24 +190,6 @@ def _held_out(
         labels = Points.of(part.T[:, :0], targets.forward(part.T), part.weight)
         points.append(HeldOutPoints.by(exact, part.X, labels, "validation", NETWORK))
     return HeldOutPoints.joined([each for theirs in process_group.gather(points) for each in theirs])
-
-
-def _table(inputs: Inputs, phi_tilde: Tensor) -> Tensor | None:
-    """Inputs that are numbers with one row per row of features; None if there are no such inputs."""
-    if isinstance(inputs, Tensor) and inputs.is_floating_point() and inputs.dim() > 1:
-        return inputs if phi_tilde.shape[:-1] == inputs.shape[:1] else None
-    return None
-
-
-def _described(stage: FeatureStage, first: Samples) -> dict[str, Any]:
-    """What the networks and batches of all processes must have in common."""
-    return {
-        "layer": stage.network.layer if isinstance(stage.network, FeatureExtractor) else None,
-        "dtype": str(stage.place.dtype),
-        "inputs": {name: str(x.dtype) for name, x in named(first.inputs).items()},
-        "outputs": stage.labelled(first).T.shape[1],
-        "digest of the network's weights": digest_of_parameters(stage.network, buffers=False),
-    }
 
 
 def _unwrapped(network: nn.Module) -> nn.Module:

@@ -29,44 +29,30 @@ BACKGROUND = 100
 
 @dataclass(frozen=True)
 class Input:
-    """One input of the user, such as a category that is encoded in several 0/1 columns of X.
-
-    Parameters
-    ----------
-    name : str
-        Name in tables and plots.
-    columns : tuple of int
-        Its columns in X; they are shuffled and varied together.
-    grid : array of shape (n, len(columns)), optional
-        Values for partial dependence. Without a grid, a single column varies evenly over its range in X.
-    labels : tuple of str, optional
-        Labels of these values if they are not numbers.
-    """
+    """One input of the user, such as a category that is encoded in several 0/1 columns of X."""
 
     name: str
+    """Name in tables and plots."""
     columns: tuple[int, ...]
+    """Its columns in X; they are shuffled and varied together."""
     grid: ndarray | None = None
+    """Values (n, len(columns)) for partial dependence; None: a single column varies evenly over its range in X."""
     labels: tuple[str, ...] | None = None
+    """Labels of these values if they are not numbers."""
 
 
 @dataclass(frozen=True)
 class Importance:
-    """Loss of accuracy for each target without one input.
-
-    Parameters
-    ----------
-    name : str
-        Name of the input.
-    rmse, rmse_std : array of shape (q,)
-        RMSE after shuffling minus RMSE before, in the units of the target: mean and standard deviation over shuffles.
-    lpd : array of shape (q,)
-        Mean log predictive density before shuffling minus after, in nats; it judges mean and uncertainty together.
-    """
+    """Loss of accuracy for each target without one input."""
 
     name: str
+    """Name of the input."""
     rmse: Float[ndarray, " q"]
+    """RMSE after shuffling minus RMSE before, in the units of the target: mean over shuffles."""
     rmse_std: Float[ndarray, " q"]
+    """Its standard deviation over shuffles."""
     lpd: Float[ndarray, " q"]
+    """Mean log predictive density before shuffling minus after, in nats; it judges mean and uncertainty together."""
 
 
 def permutation_importance(
@@ -112,28 +98,20 @@ def permutation_importance(
 
 @dataclass(frozen=True)
 class Dependence:
-    """The prediction as one input varies, averaged over rows whose other inputs keep their values.
-
-    Parameters
-    ----------
-    name : str
-        Name of the input.
-    x : array of shape (n,)
-        Values of the input; 0, 1, 2, ... if they have labels.
-    labels : tuple of str or None
-        Labels of the values, such as categories; None for numbers.
-    mean : array of shape (n, q)
-        Average of the predictions, in the units of the targets.
-    epistemic_std, std : array of shape (n, q)
-        Uncertainty about the function at a single row, and about a single measurement, from averages of the variances.
-    """
+    """The prediction as one input varies, averaged over rows whose other inputs keep their values."""
 
     name: str
+    """Name of the input."""
     x: Float[ndarray, " n"]
+    """Values of the input; 0, 1, 2, ... if they have labels."""
     labels: tuple[str, ...] | None
+    """Labels of the values, such as categories; None for numbers."""
     mean: Float[ndarray, "n q"]
+    """Average of the predictions, in the units of the targets."""
     epistemic_std: Float[ndarray, "n q"]
+    """Uncertainty about the function at a single row, from the average of the variances."""
     std: Float[ndarray, "n q"]
+    """The same about a single measurement."""
 
     def band(self, level: float = 0.9, *, noise: bool = True) -> tuple[Float[ndarray, "n q"], Float[ndarray, "n q"]]:
         """Return a central Gaussian band around the mean for a single row; that of the average would be narrower.

@@ -19,22 +19,16 @@ from lastlayer.settings.types import ADDITIVE
 
 @dataclass(frozen=True)
 class Effect:
-    """Contribution of one input to the targets, in their units; its mean over the training rows is zero.
-
-    Parameters
-    ----------
-    name : str
-        Name of the input.
-    x : array of shape (n,)
-        Values of the input.
-    mean, std : array of shape (n, q)
-        Contribution to each target, averaged over the additive members, and epistemic standard deviation.
-    """
+    """Contribution of one input to the targets, in their units; its mean over the training rows is zero."""
 
     name: str
+    """Name of the input."""
     x: Float[ndarray, " n"]
+    """Values of the input."""
     mean: Float[ndarray, "n q"]
+    """Contribution to each target, averaged over the additive members."""
     std: Float[ndarray, "n q"]
+    """Its epistemic standard deviation."""
 
 
 def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int = 101) -> list[Effect]:
@@ -44,10 +38,8 @@ def additive_effects(model: Any, *, names: Sequence[str] | None = None, n: int =
     ----------
     model : fitted regressor
         A model whose mixture has additive members, as the default mixture does.
-    names : sequence of str, optional
-        Names of the inputs; by default, those of the training table.
-    n : int, default 101
-        Number of values of each input.
+    names, n : sequence of str, optional, int, default 101
+        Names of the inputs, by default those of the training table, and number of values of each.
     """
     fitted = as_fitted(model, "an additive part")
     groups = [layer for layer in fitted.state.layers if fitted.members[layer.places[0]].family == ADDITIVE]

@@ -342,7 +342,8 @@ class OnlineModel:
         """Adopt the last layers of a fitted model."""
         self._fitted, self._n_since, self._n_adopted, self._last = fitted, 0, 0, None
         self._calibration, self._arrays = fitted.calibration, ModelArrays.of(fitted, self._networks)
-        posteriors, tuned = [member.posterior for member in fitted.members], fitted.log_alphas != fitted.stars
+        posteriors = [member.posterior for member in fitted.members]
+        tuned = any(member.log_alpha != member.log_alpha_star for member in fitted.members)
         self._layers = [
             LayerStack.of(
                 [posteriors[i] for i in group.places], [fitted.log_alphas[i] for i in group.places] if tuned else None

@@ -137,10 +137,6 @@ class Fitted:
         return tuple(member.log_alpha for member in self.members)
 
     @property
-    def stars(self) -> tuple[float, ...]:
-        return tuple(member.log_alpha_star for member in self.members)
-
-    @property
     def noise_cov(self) -> Float[ndarray, "c q q"]:
         """Noise covariance of each member before calibration."""
         return as_array(self.state.noise_cov)

@@ -221,5 +221,6 @@ def _with(fitted: Fitted, members: Iterable[Member]) -> Fitted:
 
 def _start(fitted: Fitted) -> tuple[tuple[float, ...], float]:
     """Finite log alphas to shift, and the mean over the best members."""
-    own = fitted.log_alphas if np.isfinite(fitted.log_alphas).all() else fitted.stars
+    stars = tuple(member.log_alpha_star for member in fitted.members)
+    own = fitted.log_alphas if np.isfinite(fitted.log_alphas).all() else stars
     return own, float(np.mean(own[: len(fitted.best)]))
