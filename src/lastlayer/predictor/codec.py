@@ -75,8 +75,8 @@ LIMITS = calibration.LIMITS | {
 def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Convert a fitted model to tensors and a header."""
     names = None if fitted.feature_names is None else tuple(map(str, fitted.feature_names))
-    y_ndim, own = cast(Literal[1, 2], fitted.y_ndim), (fitted.sample_cost, fitted.family_scores)
-    about = About(int(fitted.n_features_in), names, y_ndim, *own, fitted.conformal_scores, fitted.calibration)
+    y_ndim, scores = cast(Literal[1, 2], fitted.y_ndim), (fitted.family_scores, fitted.conformal_scores)
+    about = About(int(fitted.n_features_in), names, y_ndim, fitted.sample_cost, *scores, fitted.calibration)
     tensors, packed = codec.pack(about, "about")
     scalers, members = [("targets", fitted.targets), ("inputs", fitted.inputs)], []
     for name, scaler in scalers:
