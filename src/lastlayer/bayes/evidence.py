@@ -440,12 +440,12 @@ def _with_known_noise(sums: StatisticsByNoise, bias_prior: BiasPrior) -> Posteri
     def value(numbers: Tensor) -> Tensor:
         return known_noise_nlml(fewer(torch.exp(2 * numbers[1:])), numbers[0], numbers[1:], bias_prior=bias_prior)
 
-    q, options = sums.n_outputs, {"dtype": torch.float64, "device": sums.device}
+    q, like = sums.n_outputs, sums.targets[0].t.new_tensor
     with torch.no_grad():
-        starts = [torch.tensor([a, *[e] * q], **options) for a, e in product(*STARTS)]  # type: ignore[arg-type]
+        starts = [like([a, *[e] * q], dtype=torch.float64) for a, e in product(*STARTS)]
         start = min(starts, key=lambda x: np.nan_to_num(float(value(x)), nan=np.inf))
     best = minimum(value, start, [LIMITS[0], *[LIMITS[1]] * q])
-    learned = torch.tensor(np.exp(2 * best.x[1:]), device=sums.device)
+    learned = like(np.exp(2 * best.x[1:]), dtype=torch.float64)
     with torch.no_grad():
         end = sums(learned)
     return Posterior(end, float(best.x[0]), torch.diag(learned), "diagonal", bias_prior, checked=False)

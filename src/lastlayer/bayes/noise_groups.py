@@ -58,11 +58,6 @@ class StatisticsByNoise:
         self.n_outputs = 1 + max(part.output for part in self.targets)
         self.moments = [part.moments() if part.known.dim() == 0 else None for part in self.targets]
 
-    @property
-    def device(self) -> torch.device:
-        """Where the targets are."""
-        return self.targets[0].t.device
-
     @torch.no_grad()
     def reduced(self) -> "StatisticsByNoise":
         """The same with at most as many features as there are targets."""

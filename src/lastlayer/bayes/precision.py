@@ -38,6 +38,12 @@ class NormalEquations:
     """m: the number of targets."""
     dof: Float[Tensor, "*b"]
     """n = m - 1 under the flat prior, m under the shared one: the divisor of the misfit."""
+    bias_variance: Float[Tensor, "*b"]
+    """Contribution of the free bias to the variance ratio of every point."""
+    resolution: Float[Tensor, "*b"]
+    """Smallest eigenvalue, alpha^-1 included, that is meaningful given the rounding errors of the moments."""
+    n_penalised: int
+    """k: number of weights per output that the prior shrinks towards zero."""
     feature_mean: Float[Tensor, "*b k1"]
     target_mean: Float[Tensor, "*b q"]
     bias_prior: BiasPrior
@@ -53,14 +59,14 @@ class NormalEquations:
         k, m = statistics.n_linear, statistics.count
         mean, scatter, energy = statistics.mean, statistics.scatter, statistics.energy
         feature_mean, target_mean = mean.split([k, statistics.n_outputs], -1)
-        dof = statistics.n - 1 if bias_prior == "flat" else statistics.n
+        dof, bias_variance = statistics.n - 1, 1 / m
         if bias_prior == "shared":  # raw moments of [phi_tilde, 1, t] instead of centred ones
             eye = torch.eye(mean.shape[-1] + 1, dtype=mean.dtype, device=mean.device)
             one, rest = eye[k], torch.cat([eye[:k], eye[k + 1 :]])
             raw = mean @ rest + one
             scatter = rest.mT @ scatter @ rest + m[..., None, None] * raw[..., :, None] * raw[..., None, :]
             energy = energy @ rest + m[..., None] * raw.detach().square()
-            k += 1
+            k, dof, bias_variance = k + 1, statistics.n, torch.zeros_like(m)
         return cls(
             gram=scatter[..., :k, :k],
             cross=scatter[..., :k, k:],
@@ -70,27 +76,15 @@ class NormalEquations:
             count=m,
             n_targets=statistics.n,
             dof=dof,
+            bias_variance=bias_variance,
+            resolution=(ROUNDING * energy[..., :k].sum(-1)).clamp_min(TINY),
+            n_penalised=k,
             feature_mean=feature_mean,
             target_mean=target_mean,
             bias_prior=bias_prior,
             log_scale=statistics.log_scale,
             by_output=statistics.by_output,
         )
-
-    @property
-    def n_penalised(self) -> int:
-        """k: number of weights per output that the prior shrinks towards zero."""
-        return self.gram.shape[-1]
-
-    @property
-    def bias_variance(self) -> Float[Tensor, "*b"]:
-        """Contribution of the free bias to the variance ratio of every point."""
-        return 1 / self.count if self.bias_prior == "flat" else torch.zeros_like(self.count)
-
-    @property
-    def resolution(self) -> Float[Tensor, "*b"]:
-        """Smallest eigenvalue, alpha^-1 included, that is meaningful given the rounding errors of the moments."""
-        return (ROUNDING * self.energy.sum(-1)).clamp_min(TINY)
 
     def per_sample(self, total: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Half a sum over the targets, per sample; those of outputs with moments of their own are added."""

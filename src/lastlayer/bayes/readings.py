@@ -18,8 +18,6 @@ class Readings:
     """Factor on the learned noise variance; inf: not read; 0: no learned noise; None: 1."""
     known: Float[Tensor, "*#b m #q"] | None = None
     """Known noise variance in addition; None: 0."""
-    log_extra: Float[Tensor, "*#b m #q"] | None = None
-    """What a bound adds to the Gaussian log density; None: 0."""
 
     @classmethod
     def of(cls, T: Float[Tensor, "*b m q"], noise_var: Float[Tensor, "*#b m #q"] | None = None) -> "Readings":
@@ -63,7 +61,7 @@ class Readings:
     @classmethod
     def joined(cls, parts: "Sequence[Readings]", join: Callable[[list[Tensor]], Tensor]) -> "Readings":
         """Join the tensors of several readings; those that only some of them have are filled in."""
-        filled = {"scale": torch.ones_like, "known": torch.zeros_like, "log_extra": torch.zeros_like}
+        filled = {"scale": torch.ones_like, "known": torch.zeros_like}
         tensors = {"t": join([part.t for part in parts])}
         for name, fill in filled.items():
             own = [getattr(part, name) for part in parts]

@@ -1,9 +1,9 @@
 """Additive sufficient statistics of a Bayesian linear regression on affine features."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import add
 from typing import Any
 
 import torch
@@ -141,10 +141,9 @@ class Statistics:
             raise InputError(f"{m} rows of features and {T.shape[-2]} of targets: give equally many, at least one")
         on_gpu = phi_tilde.device.type != "cpu"
         size = max(CHUNK_ROWS, GPU_CHUNK // max(1, phi_tilde[..., :1, :].numel())) if on_gpu else CHUNK_ROWS
-        chunks = row_chunks(m, size)
-        weights = (None if sample_weight is None else sample_weight[..., rows] for rows in chunks)
-        parts = zip(chunks, weights, strict=True)
-        return reduce(add, (cls._of_chunk(phi_tilde[..., at, :], T[..., at, :], w, dtype) for at, w in parts))
+        weight = lambda rows: None if sample_weight is None else sample_weight[..., rows]
+        parts = (cls._of_chunk(phi_tilde[..., at, :], T[..., at, :], weight(at), dtype) for at in row_chunks(m, size))
+        return reduce(operator.add, parts)
 
     @classmethod
     def from_batches(cls, batches: Iterable[tuple[Tensor, ...]]) -> "Statistics":
@@ -156,10 +155,9 @@ class Statistics:
             (Phi, T) or (Phi, T, sample_weight).
         """
         parts = (cls.from_features(Phi, T, sample_weight=w[0] if w else None) for Phi, T, *w in batches)
-        first = next(parts, None)
-        if first is None:
+        if (first := next(parts, None)) is None:
             raise InputError("the iterator of batches is empty: at least one batch (Phi, T) is needed")
-        return reduce(add, parts, first)
+        return reduce(operator.add, parts, first)
 
     @classmethod
     def _of_chunk(cls, phi_tilde: Tensor, T: Tensor, weight: Tensor | None, dtype: torch.dtype) -> "Statistics":
@@ -210,7 +208,7 @@ class Statistics:
             mean=self.mean + share * step,
             scatter=self.scatter + other.scatter + between,
             energy=self.energy + other.energy + diagonal(between).detach(),
-            **self._sums(other, 1.0),
+            **self._sums(operator.add, other),
         )
 
     def __sub__(self, other: "Statistics") -> "Statistics":
@@ -230,7 +228,7 @@ class Statistics:
             mean=self.mean - (other.count / self.count)[..., None] * step,
             scatter=self.scatter - other.scatter - between,
             energy=self.energy + other.energy + diagonal(between).detach(),
-            **self._sums(other, -1.0),
+            **self._sums(operator.sub, other),
         )
         scale = rest.energy.clamp_min(TINY).rsqrt()
         lowest = eigvalsh(scale[..., None] * rest.scatter * scale[..., None, :]).min()
@@ -278,15 +276,11 @@ class Statistics:
         dim : int, default 0
             The new dimension.
         """
-        first = parts[0]
-        for part in parts:
+        first, *others = parts
+        for part in others:
             first._matched(part)
-        moved: dict[str, Any] = {name: torch.stack([getattr(part, name) for part in parts], dim) for name in MOMENTS}
-        if any(part.observations is not None for part in parts):
-            moved["observations"] = torch.stack([part.n for part in parts], dim)
-        if any(part.log_scale is not None for part in parts):
-            moved["log_scale"] = torch.stack([part._log_scale for part in parts], dim)
-        return replace(first, **moved)
+        moments: dict[str, Any] = {name: torch.stack([getattr(part, name) for part in parts], dim) for name in MOMENTS}
+        return replace(first, **moments, **first._sums(lambda *sums: torch.stack(sums, dim), *others))
 
     def __getitem__(self, i: int | Tensor) -> "Statistics":
         return self._each(lambda moment: moment[i])
@@ -359,27 +353,27 @@ class Statistics:
         """Mean of the linear features."""
         return self.mean[..., : self.n_linear]
 
-    def _sums(self, other: "Statistics", sign: float) -> dict[str, Any]:
-        has = {name for name in SUMS for part in (self, other) if getattr(part, name) is not None}
+    def _sums(self, join: Callable[..., Tensor], *others: "Statistics") -> dict[str, Any]:
+        """The fields that are None where they follow from the moments, joined where any of the parts has them."""
+        parts = (self, *others)
         return {
-            "observations": self.n + sign * other.n if "observations" in has else None,
-            "log_scale": self._log_scale + sign * other._log_scale if "log_scale" in has else None,
+            "observations": join(*(p.n for p in parts)) if any(p.observations is not None for p in parts) else None,
+            "log_scale": join(*(p._log_scale for p in parts)) if any(p.log_scale is not None for p in parts) else None,
         }
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Statistics":
-        names = [*MOMENTS, *(name for name in SUMS if getattr(self, name) is not None)]
-        moved: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        has = {name: x for name in (*MOMENTS, *SUMS) if (x := getattr(self, name)) is not None}
+        moved: dict[str, Any] = {name: change(x) for name, x in has.items()}
         return replace(self, **moved)
 
     def _matched(self, other: "Statistics") -> "tuple[Statistics, Statistics]":
         """Both in the finer of their layouts."""
         if self.by_output != other.by_output:
             self, other = self.each_output(), other.each_output()
-        mine, theirs = (self.n_linear, self.n_outputs), (other.n_linear, other.n_outputs)
-        if mine != theirs:
+        if (self.n_linear, self.n_outputs) != (other.n_linear, other.n_outputs):
             raise InputError(
-                f"statistics of {mine[0]} features and {mine[1]} targets cannot be combined with those of "
-                f"{theirs[0]} features and {theirs[1]} targets"
+                f"statistics of {self.n_linear} features and {self.n_outputs} targets cannot be combined with those of "
+                f"{other.n_linear} features and {other.n_outputs} targets"
             )
         return self, other
 

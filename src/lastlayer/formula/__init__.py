@@ -1,50 +1,5 @@
 """The predictive formula, written once over any array library."""
 
-from lastlayer.formula.joint import Functions, functions
-from lastlayer.formula.predictive import (
-    ACTIVATIONS,
-    Components,
-    State,
-    centred,
-    components,
-    encoded,
-    extrapolation,
-    features,
-    joined,
-    last_layer,
-    last_layers,
-    log_noise_factor,
-    member_weights,
-    moments,
-    output_cov,
-    outside_fraction,
-    predict,
-    predict_mean,
-    shrunk,
-    standardized,
-)
-
-__all__ = [
-    "ACTIVATIONS",
-    "Components",
-    "Functions",
-    "State",
-    "centred",
-    "components",
-    "encoded",
-    "extrapolation",
-    "features",
-    "functions",
-    "joined",
-    "last_layer",
-    "last_layers",
-    "log_noise_factor",
-    "member_weights",
-    "moments",
-    "output_cov",
-    "outside_fraction",
-    "predict",
-    "predict_mean",
-    "shrunk",
-    "standardized",
-]
+from lastlayer.formula.joint import Functions as Functions
+from lastlayer.formula.joint import functions as functions
+from lastlayer.formula.predictive import *  # noqa: F403

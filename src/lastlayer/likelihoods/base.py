@@ -99,8 +99,6 @@ class Likelihood:
     """What the working targets are, in words, if they are not the targets."""
     point_name: ClassVar[str] = Prediction.point_name
     """What `predict` returns: "mean" or "median"."""
-    iterated: ClassVar[bool] = False
-    """Whether the Gaussian readings depend on the prediction, see `sites`."""
     linear: ClassVar[bool] = True
     """Whether working targets are the targets, with the mean and the variance of these."""
 
@@ -112,16 +110,6 @@ class Likelihood:
         """Check targets, of which some may be missing (NaN), and convert them to working targets."""
         known = None if given.noise_std is None else torch.tensor(given.noise_std, dtype=torch.float64).square()
         return Readings.of(torch.tensor(given.y, dtype=torch.float64), known)
-
-    def sites(
-        self,
-        r: Readings,
-        mean: Float[Tensor, "*b m q"],
-        var: Float[Tensor, "*b m q"],
-        noise_var: Float[Tensor, "*#b #q"],
-    ) -> Readings:
-        """The Gaussian readings that stand for those of an iterated likelihood at the present prediction."""
-        return r
 
     def refitted(self, r: Readings, mean: Float[Tensor, "c n q"], var: Float[Tensor, "c n q"]) -> "Likelihood":
         """Estimate the likelihood's own numbers from held-out predictions of working targets."""

@@ -6,12 +6,12 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Real
+from jaxtyping import Float
 from numpy import ndarray
 from scipy.special import log_ndtr
 
 from lastlayer.predictions.mixture import MixturePrediction
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.prediction import Bounds, Prediction, Targets
 
 LARGEST_LOG = 300.0
 """Largest logarithm of a moment; moments above are set to it, so that their squares do not overflow."""
@@ -78,9 +78,7 @@ class LogPrediction(Prediction):
         size = mean[..., :, None] + mean[..., None, :] + np.maximum(S, 0) + _log_expm1(np.abs(S)) - np.abs(S)
         return self._moments.cov_with(np.sign(S) * _exp(size, 2 * LARGEST_LOG))
 
-    def log_prob(
-        self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
-    ) -> Float[ndarray, "m *q"]:
+    def log_prob(self, y: Targets, *, per_output: bool = False) -> Float[ndarray, "m *q"]:
         y = np.asarray(y, float)
         log_y = np.log(np.where(y <= 0, 1.0, y))
         density = self.log.log_prob(log_y, per_output=per_output)
@@ -88,13 +86,13 @@ class LogPrediction(Prediction):
         jacobian = jacobian if per_output else jacobian.reshape(len(y), -1).sum(1)
         return np.asarray(density - jacobian.reshape(density.shape))
 
-    def standardized_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
+    def standardized_residual(self, y: Targets) -> Float[ndarray, "m *q"]:
         return self.log.standardized_residual(_log(y))
 
-    def cdf(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
+    def cdf(self, y: Targets) -> Float[ndarray, "m *q"]:
         return self.log.cdf(_log(y))
 
-    def crps(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
+    def crps(self, y: Targets) -> Float[ndarray, "m *q"]:
         """CRPS without the means, which may be astronomical, since abs(a - b) = a + b - 2 min(a, b).
 
         It is y - 2 sum_i w_i E min(y, X_i) + sum_ij w_i w_j E min(X_i, X_j), with X_i of component i.
@@ -110,9 +108,7 @@ class LogPrediction(Prediction):
     def quantile(self, level: float | Sequence[float] | ndarray) -> Float[ndarray, "*s"]:
         return _exp(self.log.quantile(level))
 
-    def interval(
-        self, level: float = 0.95, *, method: str = "quantile"
-    ) -> tuple[Float[ndarray, "m *q"], Float[ndarray, "m *q"]]:
+    def interval(self, level: float = 0.95, *, method: str = "quantile") -> Bounds:
         lower, upper = self.log.interval(level, method=method)
         with np.errstate(over="ignore"):  # a conformal interval may be infinite
             return np.exp(lower), np.exp(upper)

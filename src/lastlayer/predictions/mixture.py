@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float, Real
+from jaxtyping import Bool, Float
 from numpy import ndarray
 from scipy.special import logsumexp, ndtr, ndtri
 
@@ -14,7 +14,7 @@ from lastlayer._internal.density import gaussian_log_prob
 from lastlayer.errors import InputError, check_choice
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.formula.predictive import TINY, merged, mixture_quantile, output_cov
-from lastlayer.predictions.prediction import Prediction
+from lastlayer.predictions.prediction import Bounds, Prediction, Targets
 from lastlayer.predictions.shapes import like_targets
 
 
@@ -227,9 +227,7 @@ class MixturePrediction(Prediction):
             function_correlation=alike(self.function_correlation),
         )
 
-    def log_prob(
-        self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
-    ) -> Float[ndarray, "m *q"]:
+    def log_prob(self, y: Targets, *, per_output: bool = False) -> Float[ndarray, "m *q"]:
         targets = self.targets(y)
         residual, missing = targets - self.component_mean, np.isnan(targets)
         if per_output:
@@ -240,15 +238,15 @@ class MixturePrediction(Prediction):
         density: ndarray = each[0] if len(share) == 1 else logsumexp(each, axis=0, b=share)
         return self._like_targets(density) if per_output else density
 
-    def standardized_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
+    def standardized_residual(self, y: Targets) -> Float[ndarray, "m *q"]:
         residual: ndarray = (self._like_targets(self.targets(y)) - self.mean) / self.std
         return residual
 
-    def cdf(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
+    def cdf(self, y: Targets) -> Float[ndarray, "m *q"]:
         below = ndtr((self.targets(y) - self.component_mean) / np.sqrt(self.component_var))
         return self._like_targets(self._average(below))
 
-    def crps(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
+    def crps(self, y: Targets) -> Float[ndarray, "m *q"]:
         """CRPS: sum_i w_i E|y - X_i| - 1/2 sum_ij w_i w_j E|X_i - X_j|, with X_i of component i."""
         mean, var, w = self.component_mean, self.component_var, self.weights[..., None]
         score = (w * _mean_distance(self.targets(y) - mean, np.sqrt(var))).sum(0)
@@ -264,9 +262,7 @@ class MixturePrediction(Prediction):
         values = [mixture_quantile(np, ndtr, ndtri, p, self.component_mean, std, weights) for p in levels.ravel()]
         return self._like_targets(np.stack(values) if levels.ndim else values[0])
 
-    def interval(
-        self, level: float = 0.95, *, method: str = "quantile"
-    ) -> tuple[Float[ndarray, "m *q"], Float[ndarray, "m *q"]]:
+    def interval(self, level: float = 0.95, *, method: str = "quantile") -> Bounds:
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie strictly between 0 and 1, such as 0.95")
         if check_choice("method", method, ("quantile", "conformal")) == "conformal":

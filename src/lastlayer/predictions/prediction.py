@@ -3,13 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from jaxtyping import Bool, Float, Real
 from numpy import ndarray
 
-from lastlayer.predictions.shapes import align, frame, like_targets
+from lastlayer.errors import InputError, need
+from lastlayer.predictions.shapes import align, like_targets
+
+Targets: TypeAlias = Real[ndarray, "m q"] | Real[ndarray, " m"]
+Bounds: TypeAlias = tuple[Float[ndarray, "m *q"], Float[ndarray, "m *q"]]
 
 
 class Prediction(ABC):
@@ -79,9 +83,7 @@ class Prediction(ABC):
         """Compute the covariance between the outputs at each point."""
 
     @abstractmethod
-    def log_prob(
-        self, y: Real[ndarray, "m q"] | Real[ndarray, " m"], *, per_output: bool = False
-    ) -> Float[ndarray, "m *q"]:
+    def log_prob(self, y: Targets, *, per_output: bool = False) -> Float[ndarray, "m *q"]:
         """Compute the log density of targets at each point.
 
         Parameters
@@ -93,7 +95,7 @@ class Prediction(ABC):
         """
 
     @abstractmethod
-    def standardized_residual(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
+    def standardized_residual(self, y: Targets) -> Float[ndarray, "m *q"]:
         """Compute (y - mean) / std, on the scale where the distribution is symmetric.
 
         Parameters
@@ -103,7 +105,7 @@ class Prediction(ABC):
         """
 
     @abstractmethod
-    def cdf(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
+    def cdf(self, y: Targets) -> Float[ndarray, "m *q"]:
         """Compute the probability that each output lies below y.
 
         Parameters
@@ -113,7 +115,7 @@ class Prediction(ABC):
         """
 
     @abstractmethod
-    def crps(self, y: Real[ndarray, "m q"] | Real[ndarray, " m"]) -> Float[ndarray, "m *q"]:
+    def crps(self, y: Targets) -> Float[ndarray, "m *q"]:
         """Compute the continuous ranked probability score of each target.
 
         Parameters
@@ -133,9 +135,7 @@ class Prediction(ABC):
         """
 
     @abstractmethod
-    def interval(
-        self, level: float = 0.95, *, method: str = "quantile"
-    ) -> tuple[Float[ndarray, "m *q"], Float[ndarray, "m *q"]]:
+    def interval(self, level: float = 0.95, *, method: str = "quantile") -> Bounds:
         """Compute an interval that contains each output with probability `level`.
 
         Parameters
@@ -177,13 +177,18 @@ class Prediction(ABC):
         outputs : sequence of str, default None
             Names of the outputs, which prefix the columns: `NAME_mean`. None: no prefix for one output, else "y0", ...
         """
+        q = self.n_outputs
+        names = ["" if q == 1 else f"y{i}_" for i in range(q)] if outputs is None else [f"{name}_" for name in outputs]
+        if isinstance(outputs, str) or len(names) != q:
+            raise InputError(f"outputs={outputs!r} must be a list of {q} names, one for each output")
         p = self.with_output_axis()
         lower, upper = p.interval(level)
         parts = {p.point_name: p.point, "std": p.std, "epistemic_std": np.sqrt(p.epistemic_var)}
         parts |= {"noise_std": np.sqrt(p.noise_var), "lower": lower, "upper": upper}
-        points = {"affine_cost": self.affine_cost}
-        points |= {} if self.beyond_reach is None else {"beyond_reach": self.beyond_reach}
-        return frame(parts, points, outputs=outputs, index=index)
+        columns = {f"{name}{word}": values[:, i] for i, name in enumerate(names) for word, values in parts.items()}
+        columns |= {"affine_cost": self.affine_cost}
+        columns |= {} if self.beyond_reach is None else {"beyond_reach": self.beyond_reach}
+        return need("pandas", extra="pandas").DataFrame(columns, index=index)
 
     def targets(self, y: Any) -> Float[ndarray, "m q"]:
         """Targets of these points as an array with an axis for the outputs."""
