@@ -142,22 +142,12 @@ class _ProfiledNLML(torch.autograd.Function):
     """J and its gradient with respect to the linear features, the targets and log alpha."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        Phi: Tensor,
-        T: Tensor,
-        log_alpha: Tensor,
-        noise: NoiseStructure,
-        bias_prior: BiasPrior,
-        sample_weight: Tensor | None,
-    ) -> Tensor:
-        phi_tilde = Phi[..., :-1]
-        equations = NormalEquations.of(
-            Statistics.from_linear_features(phi_tilde, T, sample_weight=sample_weight), bias_prior
-        )
+    def forward(ctx: Any, Phi: Tensor, T: Tensor, log_alpha: Tensor, *options: Any) -> Tensor:
+        phi_tilde, (noise, bias_prior, sample_weight) = Phi[..., :-1], options
+        statistics = Statistics.from_linear_features(phi_tilde, T, sample_weight=sample_weight)
+        equations = NormalEquations.of(statistics, bias_prior)
         precision = equations.at(log_alpha)
-        W = precision.weights
-        k = phi_tilde.shape[-1]
+        W, k = precision.weights, statistics.n_linear
         # from residuals, not from differences of moments, which lose digits where the fit is nearly exact
         R = (T - phi_tilde.to(W.dtype) @ W[..., :k, :]) - W[..., k:, :]
         wR = R if sample_weight is None else sample_weight[..., None] * R
@@ -273,10 +263,9 @@ def _profile(
         S = S + torch.diag_embed(prior.rows * prior.share * equations.target_energy / equations.n_targets[..., None])
     Sigma_E, floored = noise_covariance(S, equations, noise, prior.rows)
     E, effective = Cholesky.of(Sigma_E), precision.determined
-    W = (
-        equations.rotated_cross / (equations.spectrum.values + precision.ridge[..., None])[..., None]
-    )  # V'W~, which has the norm of W~
-    size = trace(E.solve(W.mT @ W))
+    # V'W~, which has the norm of W~
+    VW = equations.rotated_cross / (equations.spectrum.values + precision.ridge[..., None])[..., None]
+    size = trace(E.solve(VW.mT @ VW))
     nlml = precision.nlml(E.logdet(), trace(E.solve(S)) + prior.rows * E.logdet())
     slope = equations.per_sample(q * effective - precision.ridge * size)
     if by_output:
@@ -418,11 +407,10 @@ def by_evidence(
     found: dict[int, Posterior] = {}
     models: dict[int, Statistics] = {}
     for i, each in enumerate(sums):
-        match each:
-            case StatisticsByNoise():
-                found[i] = _with_known_noise(each, bias_prior)
-            case _:
-                models[i] = each
+        if isinstance(each, StatisticsByNoise):
+            found[i] = _with_known_noise(each, bias_prior)
+        else:
+            models[i] = each
     for k in {statistics.n_linear for statistics in models.values()}:
         same = [i for i, statistics in models.items() if statistics.n_linear == k]
         for places in (same[part] for part in row_chunks(len(same), max(1, STACKED // max(1, k * k)))):
@@ -436,10 +424,7 @@ def by_evidence(
 
 def _with_known_noise(sums: StatisticsByNoise, bias_prior: BiasPrior) -> Posterior:
     fewer = sums.reduced()
-
-    def value(numbers: Tensor) -> Tensor:
-        return known_noise_nlml(fewer(torch.exp(2 * numbers[1:])), numbers[0], numbers[1:], bias_prior=bias_prior)
-
+    value = lambda x: known_noise_nlml(fewer(torch.exp(2 * x[1:])), x[0], x[1:], bias_prior=bias_prior)
     q, like = sums.n_outputs, sums.targets[0].t.new_tensor
     with torch.no_grad():
         starts = [like([a, *[e] * q], dtype=torch.float64) for a, e in product(*STARTS)]

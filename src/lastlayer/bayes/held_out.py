@@ -56,8 +56,5 @@ class HeldOut(NamedTuple):
     """A posterior, and points that it was computed without."""
 
     posterior: Posterior
-    """The posterior."""
     Phi: Float[Tensor, "r p"]
-    """Affine features of the points."""
     T: Float[Tensor, "r q"]
-    """Targets of the points."""

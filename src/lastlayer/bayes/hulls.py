@@ -98,9 +98,8 @@ def nearest_in_convex_hull(x: Float[Tensor, "r d"], X: Float[Tensor, "m d"]) -> 
     X_, x_ = X.double().cpu(), x.double().cpu()
     centre = X_.mean(0)
     Z, z = X_ - centre, x_ - centre
-    nu = torch.from_numpy(np.array([_simplex_coefficients(point, Z.numpy()) for point in z.numpy()])).reshape(
-        len(x), len(X)
-    )
+    found = [_simplex_coefficients(point, Z.numpy()) for point in z.numpy()]
+    nu = torch.from_numpy(np.reshape(found, (len(x), len(X))))
     away = z - nu @ Z
     distance = away.norm(dim=-1)
     # the plane across x - point proves a distance

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Float
@@ -266,13 +266,12 @@ class Posterior:
             return torch.cat(each, -1)
         W, eq = self.precision.penalised_weights, self.equations
         k, q = W.shape
-        options = {"dtype": W.dtype, "device": W.device}
+        normal = partial(torch.randn, generator=generator, dtype=W.dtype, device=W.device)
         root = Cholesky.of(self.Sigma_E).L.mT
-        E = torch.randn(k, n * q, generator=generator, **options)  # type: ignore[call-overload]
-        draws = W + self.precision.factor.unwhiten(E).reshape(k, n, q).transpose(0, 1) @ root
+        draws = W + self.precision.factor.unwhiten(normal(k, n * q)).reshape(k, n, q).transpose(0, 1) @ root
         if self.bias_prior == "shared":
             return draws
-        free = torch.randn(n, 1, q, generator=generator, **options) @ root * eq.bias_variance.sqrt()  # type: ignore[call-overload]
+        free = normal(n, 1, q) @ root * eq.bias_variance.sqrt()
         bias = eq.target_mean - eq.feature_mean @ draws
         return torch.cat([draws, bias[:, None, :] + free], dim=-2)
 

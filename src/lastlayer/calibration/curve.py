@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -204,25 +205,17 @@ class NoiseHead:
     """Log of the noise variance relative to its typical value: V' tanh(U'x + u), with x clipped to the data range."""
 
     low: Float[Tensor, " d"]
-    """Smallest value of each standardised input."""
     high: Float[Tensor, " d"]
-    """Largest value of each standardised input."""
     U: Float[Tensor, "d h"]
-    """Weights of the hidden units."""
     u: Float[Tensor, " h"]
-    """Biases of the hidden units."""
     V: Float[Tensor, "h q"]
-    """Weights of the outputs."""
 
     @classmethod
     def initial(cls, Z: Float[Tensor, "n d"], n_outputs: int, seed: int = 0, *, units: int = HEAD_UNITS) -> "NoiseHead":
         """Initialise a head with random hidden units and zero output."""
-        generator = torch.Generator().manual_seed(seed)
-        d = Z.shape[1]
-        U = torch.randn(d, units, generator=generator, dtype=torch.float64) / d**0.5
-        u = torch.randn(units, generator=generator, dtype=torch.float64)
-        Z = Z.double()
-        return cls(Z.amin(0), Z.amax(0), U, u, torch.zeros(units, n_outputs, dtype=torch.float64))
+        Z, d = Z.double(), Z.shape[1]
+        normal = partial(torch.randn, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return cls(Z.amin(0), Z.amax(0), normal(d, units) / d**0.5, normal(units), Z.new_zeros(units, n_outputs))
 
     def numbers(self) -> Float[Tensor, " n"]:
         """Flatten the trainable parameters."""
@@ -244,7 +237,6 @@ class CalibrationPoints:
     """Held-out points as predicted by the first network of the best family, for plots."""
 
     cost: Float[ndarray, " n"]
-    """Affine cost."""
     squared_error: Float[ndarray, "n q"]
     """Squared error of the shrunk mean, relative to the noise variance."""
     kind: ndarray
@@ -303,12 +295,11 @@ class Calibration:
         Rows learned earlier keep a fraction of their weight.
         """
         curves = {
-            family: replace(c, seen=kept * c.seen + n, squares=kept * c.squares + c.widening * squares[family])
-            if family in squares
-            else c
-            for family, c in self.curves.items()
+            f: replace(c, seen=kept * c.seen + n, squares=kept * c.squares + c.widening * squares[f])
+            for f, c in self.curves.items()
+            if f in squares
         }
-        return replace(self, curves=curves)
+        return replace(self, curves=self.curves | curves)
 
     def forgotten(self) -> "Calibration":
         """Reset the curves to their state after calibration."""

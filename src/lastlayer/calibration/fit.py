@@ -210,23 +210,23 @@ class CurveProblem:
         """Return the candidate with the lowest value; the first one if none is finite."""
         return min(xs, key=lambda x: np.nan_to_num(self.value(x)[0], nan=np.inf))
 
-    def parts(self, x: ndarray) -> tuple[Float[ndarray, "s p"], Float[ndarray, " t"], NoiseHead | None]:
+    def parts(self, x: ndarray) -> tuple[Float[ndarray, "s p"], Float[ndarray, " 4"], NoiseHead | None]:
         """Split the vector into the parameters of the curves, those of the mixture, and the noise head."""
-        n, of_curves = len(self.parameters), x[: self.n_curves]
+        n, of_curves = len(self.parameters), x[: self.n_curves].reshape(len(self.families), -1)
         head = self.head and self.head.with_numbers(torch.tensor(x[n:]))
-        return of_curves.reshape(len(self.families), -1), x[self.n_curves : n], head
+        return of_curves, x[self.n_curves : n] if self.mixture else NO_MIXTURE, head
 
-    def densities(self, x: ndarray, head: NoiseHead | None) -> Iterator[tuple[Density, MixtureDensity, Tensor]]:
+    def densities(
+        self, curves: Float[ndarray, "s p"], of_mixture: Float[ndarray, " 4"], head: NoiseHead | None
+    ) -> Iterator[tuple[Density, MixtureDensity, Tensor]]:
         """Evaluate the mixture chunk by chunk, and the log factor of the noise."""
-        curves, of_mixture, _ = self.parts(x)
         for piece in self.pieces:
             factor = NO_FACTOR if head is None else log_noise_factor(TorchOps, head, piece.inputs.to(head.low))
-            numbers = curves, of_mixture if self.mixture else NO_MIXTURE, factor.detach().numpy()
-            yield piece.at(*numbers), piece, factor
+            yield piece.at(curves, of_mixture, factor.detach().numpy()), piece, factor
 
     def log_density(self, x: ndarray) -> Float[ndarray, " n"]:
         """Log density of each point under the mixture of its networks."""
-        return np.concatenate([found.log_density for found, _, _ in self.densities(x, self.parts(x)[2])])
+        return np.concatenate([found.log_density for found, _, _ in self.densities(*self.parts(x))])
 
     def lpd(self, x: ndarray) -> float:
         """Weighted mean log density of the points."""
@@ -234,7 +234,7 @@ class CurveProblem:
 
     def value(self, x: ndarray) -> tuple[float, ndarray]:
         """Objective to be minimised, and its gradient."""
-        n, head = len(self.parameters), self.parts(x)[2]
+        n, (curves, of_mixture, head) = len(self.parameters), self.parts(x)
         away = (x[:n] - self.centre) / self.width
         loss, slope = 0.5 * float(away @ away), away / self.width
         learned = [] if head is None else [number.requires_grad_() for number in (head.U, head.u, head.V)]
@@ -242,7 +242,7 @@ class CurveProblem:
             prior = head.neg_log_prior()
             prior.backward()
             loss += prior.item()
-        for found, piece, factor in self.densities(x, head):
+        for found, piece, factor in self.densities(curves, of_mixture, head):
             loss -= float(piece.weight @ found.log_density)
             slope = slope - np.concatenate([found.by_curves.ravel(), found.by_mixture])[:n]
             if head is not None:
@@ -278,7 +278,7 @@ class CurveProblem:
             words: dict[str, Any] = {p.name: part if p.by_output else float(part[0]) for p, part in parts}
             curves[family] = Curve(**words, reach=float(points.of(family).cost.max()))
         first = points.families.index(self.families[0])
-        mean = np.concatenate([found.mean[first] for found, _, _ in self.densities(x, head)])
+        mean = np.concatenate([found.mean[first] for found, _, _ in self.densities(numbers, of_mixture, head)])
         squared = (points.readings.values.numpy() - mean) ** 2 / points.noise_var[first].numpy()
         cost = points.cost[first] if points.cost.dim() == 2 else points.cost[first].mean(-1)
         shown = CalibrationPoints(cost.numpy(), squared, points.kind)

@@ -119,14 +119,11 @@ class HeldOutPoints:
 
     def beside_references(self, inside: dict[Family, float] | None = None) -> "HeldOutPoints":
         """Add what the Gaussian process and the additive model say of which points lie outside the data."""
-        costs: dict[Family, Tensor] = {}
-        for family in (FOURIER, ADDITIVE):
-            if family in self.families:
-                cost = self.of(family).cost.mean(0)
-                costs[family] = cost if cost.dim() == 1 else cost.mean(-1)
-        if not costs or not len(self.weight):
+        references = [family for family in (FOURIER, ADDITIVE) if family in self.families]
+        if not references or not len(self.weight):
             return self
-        edge = inside if inside is not None else {family: self._edge(cost) for family, cost in costs.items()}
+        costs = {family: self.of(family).cost.mean(0).reshape(len(self.weight), -1).mean(-1) for family in references}
+        edge = {family: self._edge(cost) for family, cost in costs.items()} if inside is None else inside
         if FOURIER not in costs:
             return replace(self, inside=edge)
         cost, weight, kind = costs[FOURIER], self.weight, self.kind

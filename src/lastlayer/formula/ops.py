@@ -184,7 +184,6 @@ class CasADiOps:
         return self.array(self.casadi.horzcat(*[part.value for part in parts]))
 
     def matmul(self, x: Columns, weight: Columns) -> Columns:
-        """Product with weights."""
         return self.affine(x, weight, self.array(self.casadi.DM.zeros(weight.value.shape[0])))
 
     def affine(self, x: Columns, weight: Columns, bias: Columns) -> Columns:
@@ -226,9 +225,8 @@ class CasADiOps:
         """Split into n blocks of rows of equal size."""
         return [self.array(block) for block in self.casadi.vertsplit(x.value, x.value.shape[0] // n)]
 
-    def beside(self, a: Columns, b: Columns) -> Columns:
-        """Concatenate what other libraries have in columns of a row."""
-        return self.columns([a, b])
+    def beside(self, *parts: Columns) -> Columns:
+        return self.columns(parts)
 
     def take(self, x: Columns, column: ndarray) -> Columns:
         """The inputs of every bin."""

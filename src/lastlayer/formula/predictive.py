@@ -104,41 +104,17 @@ def log_noise_factor(ops, head, z):  # type: ignore[no-untyped-def]
 
 
 def log_variance(ops, curve, shape, log_factor):  # type: ignore[no-untyped-def]
-    """Compute the log of the calibrated variance of a target, log(a s + b (v^gamma + share far)).
-
-    Parameters
-    ----------
-    ops, curve : Ops, State
-        Operations of the array library, and the numbers of the curve.
-    shape, log_factor : array
-        log(v^gamma + share far), and log s; the variance is relative to the noise of the evidence.
-    """
+    """log(a s + b (v^gamma + share far)): the calibrated variance of a target over the noise of the evidence."""
     return ops.logaddexp(curve.log_noise + log_factor, curve.log_slope + shape)
 
 
 def member_weights(ops, log_var, sharpness, log_trust):  # type: ignore[no-untyped-def]
-    """Weigh members by a power of their precision at the point, times the trust in their family.
-
-    Parameters
-    ----------
-    ops, log_var : Ops, array
-        Operations of the array library, and log variances, whose mean over the outputs counts.
-    sharpness, log_trust : array
-        The power, and the log trust of each member.
-    """
+    """Weights of members: a power of their precision at the point (mean over outputs), times trust in their family."""
     return ops.softmax(log_trust - sharpness * ops.row_mean(log_var))
 
 
 def shrunk(ops, mean, log_var, centre, log_precision):  # type: ignore[no-untyped-def]
-    """Compute the posterior mean of a target with prior N(centre, 1 / precision), predicted as N(mean, var).
-
-    Parameters
-    ----------
-    ops : Ops
-        Operations of the array library.
-    mean, log_var, centre, log_precision : array
-        Prediction of each member, and prior of the targets. Variances must not shrink outside the data: they stay.
-    """
+    """Mean of a target with prior N(centre, 1 / precision), predicted as N(mean, var), whose variance stays."""
     return centre + (mean - centre) * ops.sigmoid(-log_precision - log_var)
 
 

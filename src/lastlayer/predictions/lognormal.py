@@ -36,12 +36,10 @@ class LogPrediction(Prediction):
         for name in ("affine_cost", "beyond_reach", "y_ndim"):
             object.__setattr__(self, name, getattr(self.log, name))
 
-    @property
-    def n_outputs(self) -> int:
-        return self.log.n_outputs
-
     def with_output_axis(self) -> "LogPrediction":
         return self if self.y_ndim == 2 else LogPrediction(self.log.with_output_axis())
+
+    n_outputs = property(lambda self: self.log.n_outputs)
 
     @cached_property
     def _moments(self) -> MixturePrediction:
@@ -55,17 +53,9 @@ class LogPrediction(Prediction):
             component_noise_var=_exp(2 * mean + v + _log_expm1(n), 2 * LARGEST_LOG),
         )
 
-    @property
-    def mean(self) -> Float[ndarray, "m *q"]:
-        return self._moments.mean
-
-    @property
-    def epistemic_var(self) -> Float[ndarray, "m *q"]:
-        return self._moments.epistemic_var
-
-    @property
-    def noise_var(self) -> Float[ndarray, "m *q"]:
-        return self._moments.noise_var
+    mean = property(lambda self: self._moments.mean)
+    epistemic_var = property(lambda self: self._moments.epistemic_var)
+    noise_var = property(lambda self: self._moments.noise_var)
 
     @cached_property
     def point(self) -> Float[ndarray, "m *q"]:

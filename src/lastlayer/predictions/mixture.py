@@ -52,10 +52,7 @@ class MixturePrediction(Prediction):
 
     def __post_init__(self) -> None:
         if self.y_ndim not in (1, 2) or (self.y_ndim == 1 and self.component_mean.shape[-1] != 1):
-            raise InputError(
-                f"y_ndim={self.y_ndim} with {self.component_mean.shape[-1]} outputs: it must be 1, for a single "
-                "output, or 2"
-            )
+            raise InputError(f"y_ndim={self.y_ndim} with {self.n_outputs} outputs: it must be 1, for one output, or 2")
 
     @classmethod
     def gaussian(
@@ -114,21 +111,17 @@ class MixturePrediction(Prediction):
         if len(set(shapes)) > 1:
             raise InputError(f"members differ in points or outputs: their shapes are {shapes}")
         q = members[0].component_mean.shape[-1]
-        correlations = [
-            np.broadcast_to(np.eye(q) if p.correlation is None else p.correlation, (len(p.weights), q, q))
-            for p in members
-        ]
-        functions = None
-        if any(p.function_correlation is not None for p in members):
-            functions = np.concatenate([p.correlation_of_function() for p in members])
+        together = lambda of: np.concatenate([of(p) for p in members])
+        alike = lambda p: np.broadcast_to(np.eye(q) if p.correlation is None else p.correlation, (len(p.weights), q, q))
+        functions = any(p.function_correlation is not None for p in members)
         return cls(
-            component_mean=np.concatenate([p.component_mean for p in members]),
-            component_epistemic_var=np.concatenate([p.component_epistemic_var for p in members]),
-            component_noise_var=np.concatenate([p.component_noise_var for p in members]),
+            component_mean=together(lambda p: p.component_mean),
+            component_epistemic_var=together(lambda p: p.component_epistemic_var),
+            component_noise_var=together(lambda p: p.component_noise_var),
             affine_cost=(share * np.stack([p.affine_cost for p in members])).sum(0),
             weights=np.concatenate([s * p.weights for s, p in zip(share, members, strict=True)]),
-            correlation=None if all(p.correlation is None for p in members) else np.concatenate(correlations),
-            function_correlation=functions,
+            correlation=None if all(p.correlation is None for p in members) else together(alike),
+            function_correlation=together(MixturePrediction.correlation_of_function) if functions else None,
             y_ndim=members[0].y_ndim,
         )
 
@@ -299,10 +292,8 @@ class MixturePrediction(Prediction):
             )
         n = len(self.conformal_scores)
         rank = math.ceil(round((n + 1) * level, 9))
-        reach: ndarray = (
-            np.sort(self.conformal_scores, axis=0)[rank - 1] if rank <= n else np.full(self.n_outputs, np.inf)
-        )
-        return reach
+        scores: ndarray = np.sort(self.conformal_scores, axis=0)
+        return scores[rank - 1] if rank <= n else np.full(self.n_outputs, np.inf)
 
     def _average(self, x: Float[ndarray, "c *s"]) -> Float[ndarray, "*s"]:
         share = self.weights.reshape(*self.weights.shape, *[1] * (x.ndim - 2))
