@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,19 +31,13 @@ from lastlayer.predictor.module import Predictor
 from lastlayer.settings.types import Settings
 
 Self = TypeVar("Self", bound="LastLayerRegressor")
-Value = TypeVar("Value")
-Parameters = ParamSpec("Parameters")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def with_gradients(made: Callable[Parameters, Value]) -> Callable[Parameters, Value]:
+def with_gradients(made: Function) -> Function:
     """Run a function with gradients enabled, also under `torch.no_grad()` and `torch.inference_mode()`."""
-
-    @wraps(made)
-    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Value:
-        with torch.inference_mode(False), torch.enable_grad():
-            return made(*args, **kwargs)
-
-    return call
+    run: Function = torch.inference_mode(False)(torch.enable_grad()(made))
+    return run
 
 
 class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):

@@ -3,6 +3,7 @@
 import copy
 import math
 from contextvars import ContextVar
+from typing import TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -31,13 +32,14 @@ class FeatureExtractor(nn.Module):
         super().__init__()
         heads = _heads(network)
         taken = heads[check_choice("layer", layer, heads)]
-        self.network = copy.deepcopy(network)
-        self.layer = layer
-        self.n_outputs = _n_outputs(taken)
+        self.network, self.layer = copy.deepcopy(network), layer
         self.channels_first = not isinstance(taken, nn.Linear)
         """Whether the layer is a convolution, whose outputs are (m, q, *positions)."""
+        if isinstance(taken, nn.Linear):
+            self.n_outputs, self.axis = taken.out_features, -1
+        else:
+            self.n_outputs, self.axis = taken.out_channels, -1 - len(taken.kernel_size)
         where, _, name = layer.rpartition(".")
-        self.axis = -1 if isinstance(taken, nn.Linear) else -1 - len(taken.kernel_size)
         setattr(self.network.get_submodule(where), name, _InputRecorder(self.n_outputs, self.axis))
         self.eval().requires_grad_(False)
 
@@ -108,12 +110,8 @@ def _heads(network: nn.Module) -> dict[str, Head]:
     return {name: module for name, module in network.named_modules() if name and _is_head(module)}
 
 
-def _is_head(module: nn.Module) -> bool:
+def _is_head(module: nn.Module) -> TypeGuard[Head]:
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         plain = math.prod(module.kernel_size) == math.prod(module.stride) == module.groups == 1
         return plain and (isinstance(module.padding, str) or not any(module.padding))
     return isinstance(module, nn.Linear)
-
-
-def _n_outputs(head: Head) -> int:
-    return head.out_features if isinstance(head, nn.Linear) else head.out_channels

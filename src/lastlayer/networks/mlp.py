@@ -222,18 +222,16 @@ def numbers_of(networks: Sequence[nn.Module]) -> State:
     encodings, scales = ([part for part in parts if part is not None] for parts in others)
     mlps = [inner for inner in inners if type(inner) is MLP]
     layers = list(zip(*[[layer for layer in own if isinstance(layer, nn.Linear)] for own in mlps], strict=True))
+    bins = None
+    if encodings:
+        slope, shift = (torch.stack([getattr(own, name) for own in encodings])[:, None] for name in ("slope", "shift"))
+        bins = State(column=encodings[0].column, slope=slope, shift=shift)
     typed = [*first.parameters(), *scales, *(encoding.slope for encoding in encodings)]
     return State(
         activation=mlps[0].activation if mlps else None,
         weights=[torch.stack([linear.weight.detach().mT for linear in each]) for each in layers],
         biases=[torch.stack([linear.bias.detach()[None] for linear in each]) for each in layers],
-        bins=None
-        if not encodings
-        else State(
-            column=encodings[0].column,
-            slope=torch.stack([encoding.slope for encoding in encodings])[:, None],
-            shift=torch.stack([encoding.shift for encoding in encodings])[:, None],
-        ),
+        bins=bins,
         passed=torch.stack(scales)[:, None] if scales else 1.0 if isinstance(first, InputSkip) else None,
         own=None if mlps or isinstance(inners[0], nn.Identity) else inners[0],
         one=None if not typed else torch.ones((), dtype=typed[0].dtype, device=typed[0].device),
