@@ -29,7 +29,7 @@ from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import MLP
-from lastlayer.predictor.state import rows_in_cache
+from lastlayer.predictor.fitted import rows_in_cache
 
 CHUNK = 2_000  # rows per chunk, in every loop over points
 

@@ -78,7 +78,7 @@ def test_every_member_sees_the_inputs_themselves(model):
 
 
 def _components(fitted, X):
-    from lastlayer.predictor.state import as_arrays
+    from lastlayer.predictor.fitted import as_arrays
 
     with torch.no_grad():
         return as_arrays(fitted.module().components(torch.tensor(X)))

@@ -10,9 +10,8 @@ from lastlayer.data.observe import Pointwise
 from lastlayer.errors import check_choice, need
 from lastlayer.formula.ops import CasADiOps
 from lastlayer.integrations.casadi_network import to_expression
-from lastlayer.predictor.fitted import Fitted, as_fitted
+from lastlayer.predictor.fitted import Fitted, as_array, as_fitted
 from lastlayer.predictor.module import OUTPUTS
-from lastlayer.predictor.state import as_array
 
 if TYPE_CHECKING:
     import casadi

@@ -19,8 +19,7 @@ from lastlayer.formula import State
 from lastlayer.formula.ops import FloatOps, NumPyOps, TorchOps
 from lastlayer.networks.mlp import LARGEST_FEATURE
 from lastlayer.online.layers import LayerStack
-from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.state import as_array, curves_of
+from lastlayer.predictor.fitted import Fitted, as_array, curves_of
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,8 @@ from lastlayer.errors import InputError
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of, finite_features
 from lastlayer.networks.structured import converted
-from lastlayer.predictor.fitted import Fitted
+from lastlayer.predictor.fitted import BlockOps, Fitted, as_arrays
 from lastlayer.predictor.member import Member
-from lastlayer.predictor.state import BlockOps, as_arrays
 from lastlayer.settings.types import Family
 
 

@@ -13,8 +13,7 @@ from lastlayer.formula import State, predictive
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.integrations.export import bundle
 from lastlayer.integrations.export.bundle import FORMAT
-from lastlayer.predictor.fitted import as_fitted
-from lastlayer.predictor.state import as_array
+from lastlayer.predictor.fitted import as_array, as_fitted
 from lastlayer.tables import Schema, TableRegressor, cells
 
 
