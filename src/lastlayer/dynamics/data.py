@@ -188,36 +188,16 @@ class Lags:
         return np.concatenate(past + [episode.inputs[k - i] for i in range(1, self.inputs)])
 
     def n_state(self, n_outputs: int, n_inputs: int) -> int:
-        """Return the dimension of the state.
-
-        Parameters
-        ----------
-        n_outputs, n_inputs : int
-            Numbers of outputs and inputs.
-        """
+        """Return the dimension of the state."""
         return self.outputs * n_outputs + (self.inputs - 1) * n_inputs
 
     def join(self, state: Float[ndarray, "*b n"], u: Float[ndarray, "*b d"], n_outputs: int) -> Float[ndarray, "*b x"]:
-        """Arrange states and inputs as rows of the regression: [outputs, u_k, past inputs].
-
-        Parameters
-        ----------
-        state, u : ndarray of shape (..., n), (..., d)
-            States, as `state` returns them, and present inputs u_k.
-        n_outputs : int
-            Number of outputs.
-        """
+        """Arrange states and present inputs u_k as rows of the regression: [outputs, u_k, past inputs]."""
         k = self.outputs * n_outputs
         return np.concatenate([state[..., :k], u, state[..., k:]], axis=-1)
 
     def shift(self, n_outputs: int, n_inputs: int) -> tuple[Float[ndarray, "n n"], Float[ndarray, "n d"]]:
-        """Return the matrices F and G of s+ = [y+, 0] + F s + G u, which shift the state by one step.
-
-        Parameters
-        ----------
-        n_outputs, n_inputs : int
-            Numbers of outputs and inputs.
-        """
+        """Return the matrices F and G of s+ = [y+, 0] + F s + G u, which shift the state by one step."""
         n, k = self.n_state(n_outputs, n_inputs), self.outputs * n_outputs
         F, G = np.zeros((n, n)), np.zeros((n, n_inputs))
         F[n_outputs:k, : k - n_outputs] = np.eye(k - n_outputs)
@@ -241,15 +221,7 @@ class EpisodeFolds:
     """Seed of the random folds."""
 
     def split(self, X: ndarray, y: Any = None, groups: Any = None) -> Iterator[tuple[ndarray, ndarray]]:
-        """Yield the indices of the rows to train on and of the held-out rows of each fold.
-
-        Parameters
-        ----------
-        X, y : array-like
-            Rows of the regression; their targets are ignored.
-        groups : array-like of shape (m,)
-            Index of the episode of each row.
-        """
+        """Yield the indices of the rows to train on and of the held-out rows; `groups` are the episodes of the rows."""
         if groups is None:
             raise InputError("splits by episode need groups=..., the number of the episode of every row")
         episodes, number = np.unique(np.asarray(groups), return_inverse=True)

@@ -1,5 +1,4 @@
-"""Predictions along trajectories: `SampledWeights` follows whole functions, drawn once, whose errors add up from step
-to step; `Linearized` and `Unscented` carry a Gaussian state, whose epistemic errors average out."""
+"""Predictions along trajectories, of whole functions, whose errors add up, or of a Gaussian state, whose do not."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable

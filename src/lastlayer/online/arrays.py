@@ -149,7 +149,8 @@ class Look:
             return formula.Components(*(np.full((1, 1, 1), x) for x in vars(self._single).values()))
         parts = formula.components(NumPyOps, self._arrays.formula, self._predicted, self.z)
         shape = parts.mean.shape[:2]
-        return formula.Components(*(_rows(x, shape) for x in vars(parts).values()))
+        whole = lambda x: x if x.shape[:2] == shape else np.broadcast_to(x, (*shape, x.shape[-1]))
+        return formula.Components(*map(whole, vars(parts).values()))
 
     @cached_property
     def moments(self) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
@@ -159,7 +160,3 @@ class Look:
             return mean, epistemic + noise
         mean, epistemic, noise, _ = formula.moments(FloatOps, self._arrays.numbers, self._single)
         return np.array([[mean]]), np.array([[epistemic + noise]])
-
-
-def _rows(x: ndarray, shape: tuple[int, ...]) -> ndarray:
-    return x if x.shape[:2] == shape else np.broadcast_to(x, (*shape, x.shape[-1]))

@@ -86,14 +86,11 @@ class OnlineModel:
     >>> mean, std = online.predict([[51.0]], return_std=True)
     """
 
-    _fitted: Fitted
-    """The model as adopted, with the calibration curves in use."""
     _calibration: Calibration | None
-    """The calibration curves as updated by the rows seen so far."""
-    _arrays: ModelArrays
-    _layers: list[LayerStack]
+    """The curves as updated by the rows seen so far; predictions use those of `_fitted`."""
     _last: tuple[bytes, Look] | None
     """The row predicted last, so that learning it does not compute its features again."""
+    _layers: list[LayerStack]
     _n_since: int
     _n_adopted: int
 
@@ -151,10 +148,8 @@ class OnlineModel:
 
         Parameters
         ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        noise : bool, default True
-            Whether to include the noise; False gives the distribution of the function.
+        X, noise : array-like of shape (m, d), bool
+            Inputs, and whether to include the noise; False gives the distribution of the function.
         """
         parts = self._together(X, lambda look: vars(look.components).values())
         return self._fitted.prediction(formula.Components(*parts), noise=noise)
@@ -164,10 +159,8 @@ class OnlineModel:
 
         Parameters
         ----------
-        X : array-like of shape (m, d)
-            Inputs.
-        return_std : bool, default False
-            Whether to return the standard deviation, noise included, as well.
+        X, return_std : array-like of shape (m, d), bool
+            Inputs, and whether to return the standard deviation, noise included, as well.
         """
         (mean, var), y_ndim = self._together(X, lambda look: look.moments), self._fitted.y_ndim
         mean = like_targets(mean, y_ndim).copy()  # the cached values of a row must not change before its update
@@ -178,10 +171,8 @@ class OnlineModel:
 
         Parameters
         ----------
-        X, y : array-like of shape (m, d), (m,) or (m, q)
-            Inputs and targets.
-        sample_weight : array-like of shape (m,), default None
-            Weights of the rows; None: 1.
+        X, y, sample_weight : array-like of shape (m, d), (m,) or (m, q), (m,)
+            Inputs, targets, and weights of the rows, by default 1.
         """
         X, y, weight = self._rows(X, y, sample_weight)
         look, n, weight = self._look(X), len(X), weight * self.memory.weights(len(X))
@@ -296,10 +287,8 @@ class OnlineModel:
 
         Parameters
         ----------
-        path : str or path-like
-            File to read.
-        backbone : torch.nn.Module, default None
-            Module with the architecture of the model's backbone, if it was fitted with one.
+        path, backbone : str or path-like, torch.nn.Module
+            File to read, and a module with the architecture of the model's backbone, if it was fitted with one.
         """
         tensors, header = files.read(path)
         if "online" not in header:

@@ -30,7 +30,7 @@ INITIAL_STD = 0.003
 """Initial standard deviation of the weights: with 0.05, the study's network ended at a bound 0.33 nats lower."""
 LEARNING_RATE = 0.01
 KL_WARMUP = 0.5
-"""Share of the epochs over which the weight of the divergence grows linearly from 0 to 1."""
+"""Share of the epochs over which the weight of the divergence grows to 1; else most units collapse to their prior."""
 
 
 class BLRRegressor(BLLRegressor):
@@ -105,12 +105,8 @@ class BayesByBackpropRegressor(BaseRegressor):
 
     Attributes
     ----------
-    network_ : BayesianNetwork
-        The variational network.
-    noise_std_ : ndarray of shape (q,)
-        Noise standard deviation in target units.
-    history_ : dict
-        "negative_elbo": minus the bound, with the full divergence, one entry per epoch.
+    network_, noise_std_, history_ : BayesianNetwork, ndarray of shape (q,), dict
+        The network, the noise in target units, and under "negative_elbo" minus the bound of each epoch.
     """
 
     def __init__(

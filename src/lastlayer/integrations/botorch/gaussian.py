@@ -174,11 +174,6 @@ class Separable(LinearGaussian):
         self.register_buffer("ratio", ratio)
         self.alike = ratio is not None and bool((ratio == ratio[0]).all())
 
-    @staticmethod
-    def suits(fitted: Fitted) -> bool:
-        """Whether a model is of this kind."""
-        return len(fitted.members) == 1 and fitted.correlation is None and not fitted.by_output
-
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
         function = self.functions(X)
         ((H, _),) = function.terms

@@ -52,7 +52,8 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         if train_X is not None:
             self.train_inputs = (train_X,)
         one = as_fitted(fitted, "BoTorch")
-        self.gaussians = torch.nn.ModuleList([Separable(one) if Separable.suits(one) else Dense(one)])
+        separable = len(one.members) == 1 and one.correlation is None and not one.by_output
+        self.gaussians = torch.nn.ModuleList([Separable(one) if separable else Dense(one)])
         self.requires_grad_(False)
         if input_transform is not None:
             self.input_transform = input_transform
@@ -86,10 +87,8 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
 
         Parameters
         ----------
-        X : Tensor of shape (..., q, d)
-            Points in original units.
-        output_indices : list of int, default None
-            Outputs to return. None: all.
+        X, output_indices : Tensor of shape (..., q, d), list of int
+            Points in original units, and the outputs to return; None: all.
         observation_noise : bool or Tensor, default False
             Whether to include the learned noise; a tensor holds the noise variances to include.
         posterior_transform : PosteriorTransform, default None
@@ -153,10 +152,8 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
 
         Parameters
         ----------
-        n : int or tuple of int, default ()
-            Number, or shape, of the functions.
-        seed : int, default None
-            Seed of the draws. None: torch's global generator.
+        n, seed : int or tuple of int, int
+            Number, or shape, of the functions, and the seed; None: torch's global generator.
         """
         generator = None if seed is None else torch.Generator().manual_seed(seed)
         return DrawnFunctions(self, (n,) if isinstance(n, int) else n, generator)
