@@ -103,23 +103,23 @@ def _started(model: Any, blas: Blas = "reference") -> tuple[Fitted, CasADiOps, A
 
 def expressions(ops: CasADiOps, fitted: Fitted) -> formula.State:
     """Convert a model into the constants of the predictive formula, with one layer and one column per member."""
-    state, layers = fitted.state, dict[int, formula.State]()
-    for layer in state.layers:
-        for i, place in enumerate(layer.places):
-            own = layer.map(lambda value, i=i: value[i] if value.dim() > 1 else value)
-            own.places = [place]
-            layers[place] = own
-    parts: dict[str, Any] = {"layers": [layers[i] for i in range(len(layers))], "order": None}
-    model: formula.State = formula.State(**vars(state) | parts).map(lambda value: _constant(ops, value))
+
+    def alone(layer: formula.State, i: int) -> formula.State:
+        own = layer.map(lambda value: value[i] if value.dim() > 1 else value)
+        return formula.State(**vars(own) | {"places": [layer.places[i]]})
+
+    def constant(value: Tensor) -> Any:
+        """A matrix with one column per member, the number of a scalar, or the places of columns."""
+        array = as_array(value)
+        if not array.ndim or array.dtype.kind != "f":
+            return array if array.ndim else float(array)
+        return ops.array(ops.casadi.DM(array.reshape(-1, array.shape[-1]).T))
+
+    state = fitted.state
+    layers = [alone(layer, i) for layer in state.layers for i in range(len(layer.places))]
+    parts: dict[str, Any] = {"layers": sorted(layers, key=lambda layer: layer.places), "order": None}
+    model: formula.State = formula.State(**vars(state) | parts).map(constant)
     for layer in [*model.layers, *([model.outside.process] if model.outside and model.outside.process else [])]:
         if (network := layer.network.own) is not None:
             layer.network.own = lambda z, network=network: ops.array(to_expression(ops, network, z.value))
     return formula.State(**vars(model) | {"roots": as_array(state.roots)})
-
-
-def _constant(ops: CasADiOps, value: Tensor) -> Any:
-    """A matrix with one column per member, the number of a scalar, or the places of columns."""
-    array = as_array(value)
-    if not array.ndim or array.dtype.kind != "f":
-        return array if array.ndim else float(array)
-    return ops.array(ops.casadi.DM(array.reshape(-1, array.shape[-1]).T))

@@ -68,12 +68,10 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs."""
         return sum(len(part.kept) for part in self.parts)
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Shape of the batch of models."""
         return self.parts[0].batch_shape
 
     def posterior(
@@ -95,12 +93,10 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
             Transform to apply to the posterior.
         """
         self.eval()
-        shown = self if output_indices is None else self._of(output_indices)
+        shown = self if output_indices is None else self.subset_output(output_indices)
         posterior = shown._posterior(self.transform_inputs(X), observation_noise)
-        if hasattr(self, "outcome_transform"):
-            own = self.outcome_transform
-            transform = own if output_indices is None else own.subset_output(output_indices)
-            posterior = transform.untransform_posterior(posterior, X=X)
+        if hasattr(shown, "outcome_transform"):
+            posterior = shown.outcome_transform.untransform_posterior(posterior, X=X)
         return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=X)
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> MultivariateNormal:
@@ -126,7 +122,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
                 f"X has shape {tuple(X.shape)} and Y {tuple(Y.shape)}: Y must be (..., {X.shape[-2]}, "
                 f"{self.num_outputs}), one row per row of X and one column per output"
             )
-        return self._with(self._conditioned(self.transform_inputs(X), self._transformed(Y, X), noise))
+        return self._conditioned(X, self._transformed(Y, X), noise)
 
     def fantasize(
         self, X: Float[Tensor, "*b n d"], sampler: MCSampler, observation_noise: Tensor | None = None, **_: Any
@@ -137,12 +133,15 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         noise = observation_noise
         with fantasizing():
             Y = self._transformed(sampler(self.posterior(X, observation_noise=True if noise is None else noise)), X)
-            noise = None if noise is None else noise.expand(Y.shape[1:])
-            return self._with(self._conditioned(self.transform_inputs(X), Y, noise))
+            return self._conditioned(X, Y, None if noise is None else noise.expand(Y.shape[1:]))
 
     def subset_output(self, idcs: list[int]) -> "BLLModel":
         """Select outputs."""
-        new = self._of(idcs)
+        n = self.num_outputs
+        if any(not -n <= i < n for i in idcs) or not idcs:
+            raise InputError(f"outputs {list(idcs)} were requested, but the model has outputs 0 to {n - 1}")
+        kept, alone = [i % n for i in idcs], len(self.parts) == 1
+        new = self._with([self.parts[0].outputs(kept)] if alone else [self.parts[i].separate() for i in kept])
         if hasattr(self, "outcome_transform"):
             new.outcome_transform = self.outcome_transform.subset_output(idcs)
         return new
@@ -164,22 +163,15 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         whole = each[0] if len(each) == 1 else MultitaskMultivariateNormal.from_independent_mvns(each)
         return GPyTorchPosterior(whole)
 
-    def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> list[LinearGaussian]:
-        each = zip(self.parts, self._by_part(Y), self._by_part(noise), strict=True)
-        return [part.condition(X, y, n) for part, y, n in each]
+    def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> "BLLModel":
+        X, each = self.transform_inputs(X), zip(self.parts, self._by_part(Y), self._by_part(noise), strict=True)
+        return self._with([part.condition(X, y, n) for part, y, n in each])
 
     def _by_part(self, values: Tensor | bool | None) -> list[Any]:
         """Values of the outputs, part by part; anything but a tensor is the same for all."""
         if len(self.parts) > 1 and isinstance(values, Tensor):
             return [values[..., j : j + 1] for j in range(len(self.parts))]
         return [values] * len(self.parts)
-
-    def _of(self, idcs: list[int]) -> "BLLModel":
-        n = self.num_outputs
-        if any(not -n <= i < n for i in idcs) or not idcs:
-            raise InputError(f"outputs {list(idcs)} were requested, but the model has outputs 0 to {n - 1}")
-        kept, alone = [i % n for i in idcs], len(self.parts) == 1
-        return self._with([self.parts[0].outputs(kept)] if alone else [self.parts[i].separate() for i in kept])
 
     def _with(self, parts: Sequence[LinearGaussian]) -> "BLLModel":
         new = BLLModel.__new__(BLLModel)
@@ -211,11 +203,9 @@ class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Shape of the batch of functions."""
         return self.shape + self.own_batch
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*c q o"]:
-        """Evaluate the functions."""
         each = [part.function(X, e) for part, e in zip(self.parts, self.coefficients, strict=True)]  # type: ignore[operator]
         return torch.cat(each, -1)
 
@@ -231,16 +221,12 @@ class FunctionPaths(SamplePath):  # type: ignore[misc]
         """Do nothing: the model is no ensemble."""
 
     def forward(self, x: Float[Tensor, "*b n d"], **_: Any) -> Tensor:
-        """Evaluate the paths."""
         if self.drawn.num_outputs == 1:
             return self.drawn.posterior(x).mean[..., 0]
         return self.drawn.posterior(x.squeeze(-3) if x.dim() > 2 and x.shape[-3] == 1 else x).mean.mT
 
 
-@DrawMatheronPaths.register(BLLModel)  # type: ignore[untyped-decorator]
-def _draw_paths(model: BLLModel, *, sample_shape: torch.Size, **_: Any) -> FunctionPaths:
-    """Draw functions from the posterior directly; no prior paths are updated."""
-    return FunctionPaths(model, sample_shape)
+DrawMatheronPaths.register(BLLModel)(lambda model, *, sample_shape, **_: FunctionPaths(model, sample_shape))
 
 
 def _share(model: Model, other: Model, *names: str) -> None:

@@ -85,12 +85,10 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs."""
         return self.data[0].shape[1]
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Shape of the batch of models."""
         return torch.Size()
 
     def fit(self) -> "SingleTaskBLL":
