@@ -188,7 +188,6 @@ class Lags:
         return np.concatenate(past + [episode.inputs[k - i] for i in range(1, self.inputs)])
 
     def n_state(self, n_outputs: int, n_inputs: int) -> int:
-        """Return the dimension of the state."""
         return self.outputs * n_outputs + (self.inputs - 1) * n_inputs
 
     def join(self, state: Float[ndarray, "*b n"], u: Float[ndarray, "*b d"], n_outputs: int) -> Float[ndarray, "*b x"]:

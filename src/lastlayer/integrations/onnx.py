@@ -107,7 +107,6 @@ class OnnxModule(nn.Module):
             layer.network.to(DTYPES[network])
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Predict rows."""
         values = self.predictive(torch.cat([x, x.new_zeros(1, *x.shape[1:])]))
         return tuple(values[name][: x.shape[0]].to(self.dtype) for name in OUTPUTS)
 
@@ -129,13 +128,11 @@ def onnx_program(network: nn.Module, example: Tensor, *, dynamic_rows: bool = Fa
 
 
 def first_line(error: Exception) -> str:
-    """Summarise an error of another package in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if lines[0].startswith("Error in") else lines[0]
 
 
 def _points(fitted: Fitted, example: Any) -> ndarray:
-    """Points where graph and model are compared."""
     if example is not None:
         points = np.asarray(as_array(example))
         if len(points) < 2:
@@ -160,7 +157,6 @@ def _name(graph_model: Any) -> None:
 def _describe(
     graph_model: Any, fitted: Fitted, types: dict[str, str], inputs: Sequence[str] | None, targets: Sequence[str] | None
 ) -> None:
-    """Store version, types and column names as metadata."""
     names = fitted.feature_names if inputs is None else inputs
     about = {
         "version": __version__,

@@ -120,7 +120,6 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
 
     @classmethod
     def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
-        """Parameters for river's own checks."""
         yield {"model": BLLRegressor((4,), preset="evidence", max_epochs=5, random_state=0), "warm_up": 30}
 
     def _unit_test_skips(self) -> set[str]:
@@ -159,7 +158,6 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
         self.online = online
 
     def _row(self, x: dict[Any, Any]) -> ndarray:
-        """Features as an array, in the order of the columns."""
         names = self._names or _ordered(x)
         try:
             row = np.array([[x[name] for name in names]], dtype=float)

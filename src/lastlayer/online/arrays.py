@@ -41,7 +41,6 @@ class Features:
         return cls(network, len(layer.places), torch.zeros(0, dtype=s.place.torch_dtype, device=s.place.torch_device))
 
     def features(self, z: Float[ndarray, "m *d"]) -> Float[ndarray, "c m k"]:
-        """Compute the features of standardised inputs."""
         if self.place is None:
             phi: ndarray = formula.features(NumPyOps, self.network, z)
         else:
@@ -65,7 +64,6 @@ class Scaler:
         return cls(mean, scale, np.minimum(scale, largest / FARTHEST[dtype]) * FARTHEST[dtype])
 
     def forward(self, values: Float[ndarray, "m *n"]) -> Float[ndarray, "m *n"]:
-        """Standardise values."""
         return (values - self.mean) / self.scale
 
     def near(self, values: Float[ndarray, "m n"]) -> bool:
@@ -87,7 +85,6 @@ class ModelArrays:
 
     @classmethod
     def of(cls, fitted: Fitted, networks: list[Features]) -> "ModelArrays":
-        """Convert a fitted model."""
         state = State(**vars(fitted.state) | {"layers": [], "roots": None, "input_mean": None, "input_scale": None})
         of_one = State(**vars(state) | {"order": None, "noise_cov": None})
         one = len(fitted.members) == fitted.n_outputs == 1 and state.head is None
@@ -100,7 +97,6 @@ class ModelArrays:
         )
 
     def calibrated(self, fitted: Fitted, calibration: Calibration) -> "ModelArrays":
-        """Replace the calibration curves of the members."""
         noise_cov = torch.from_numpy(self.formula.noise_cov)
         curve = curves_of([member.family for member in fitted.members], calibration, noise_cov)
         swapped = lambda model, convert: State(**vars(model) | {"curve": curve.map(convert)})
@@ -154,7 +150,6 @@ class Look:
 
     @cached_property
     def moments(self) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:
-        """Mean and variance of the targets."""
         if self._single is None:
             mean, epistemic, noise, _ = formula.moments(NumPyOps, self._arrays.formula, self.components)
             return mean, epistemic + noise

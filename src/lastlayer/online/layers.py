@@ -38,18 +38,15 @@ class FeatureRows:
 
     @classmethod
     def joined(cls, parts: "Sequence[FeatureRows]") -> "FeatureRows":
-        """Concatenate several sets of rows."""
         if len(parts) == 1:
             return parts[0]
         each = ([part.phi for part in parts], [part.T for part in parts], [part.weight for part in parts])
         return cls(np.concatenate(each[0], axis=1), np.concatenate(each[1]), np.concatenate(each[2]))
 
     def at(self, rows: slice) -> "FeatureRows":
-        """Select a range of rows."""
         return FeatureRows(self.phi[:, rows], self.T[rows], self.weight[rows])
 
     def statistics(self) -> Statistics:
-        """Statistics of the rows, for every network."""
         phi, T = torch.from_numpy(self.phi), torch.from_numpy(self.T)
         weight = None if (self.weight == 1).all() else torch.from_numpy(self.weight).expand(len(phi), -1)
         return Statistics.from_linear_features(phi, T.expand(len(phi), -1, -1), sample_weight=weight)
@@ -119,7 +116,6 @@ class LayerStack:
         return max(float(np.abs(a - b).max() / max(np.abs(b).max(), TINY)) for a, b in pairs)
 
     def whitened(self, phi: Float[ndarray, "c n k"]) -> list[Whitened]:
-        """Whiten rows at every alpha."""
         return [recursion.whitened(phi) for recursion in self.recursions]
 
     def add(self, rows: FeatureRows, seen: list[Whitened]) -> bool:

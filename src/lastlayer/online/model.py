@@ -328,7 +328,6 @@ class OnlineModel:
         return online
 
     def _adopt(self, fitted: Fitted) -> None:
-        """Adopt the last layers of a fitted model."""
         self._fitted, self._n_since, self._n_adopted, self._last = fitted, 0, 0, None
         self._calibration, self._arrays = fitted.calibration, ModelArrays.of(fitted, self._networks)
         posteriors = [member.posterior for member in fitted.members]

@@ -58,7 +58,6 @@ NOTES = (
 RECORD = "study.json"
 FIGURES = tuple(f"figure{i}.{end}" for i in range(1, 6) for end in ("png", "pdf"))
 FILES = (RECORD, "report.html", "table1.csv", "table1.md", "table1.tex", *FIGURES)
-"""Files that a study writes."""
 Scores: TypeAlias = dict[str, float]
 """One row of the table for one initialisation, by the names of COLUMNS."""
 
@@ -76,7 +75,6 @@ class Study:
     scores: dict[str, list[Scores]]
 
     def column(self, row: str, name: str) -> ndarray:
-        """One score of one row for all initialisations."""
         return np.array([s[name] for s in self.scores[row]])
 
 
@@ -88,7 +86,6 @@ def run(
     bnn_epochs: int = BNN_EPOCHS,
     progress: bool = False,
 ) -> Study:
-    """Fit and score every method for every initialisation."""
     data = paper_data(data_seed)
     bll = fit_networks(data, seeds, loss="evidence", budget=budget, progress=progress)
     blr = fit_networks(data, seeds, loss="mse", budget=budget, progress=progress)
@@ -149,7 +146,6 @@ def write_all(studies: list[Study], folder: Path, draw: Callable[[Path], object]
 
 
 def check_folder(folder: Path) -> None:
-    """Create the folder; raise InputError if it cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -52,7 +52,6 @@ class LinearGaussian(nn.Module):
 
     @property
     def n_coefficients(self) -> int:
-        """Number of coefficients of a column."""
         return self.rows(self.scale.new_zeros(1, self.n_inputs)).H.shape[-1]
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
@@ -64,7 +63,6 @@ class LinearGaussian(nn.Module):
         raise NotImplementedError
 
     def outputs(self: Own, kept: list[int]) -> Own:
-        """Select outputs."""
         new = self.separate()
         new.kept = [self.kept[i] for i in kept]
         return new
@@ -95,7 +93,6 @@ class LinearGaussian(nn.Module):
     def condition(
         self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
     ) -> Own:
-        """Condition on observations, and return the new distribution."""
         rows = self.rows(X)
         residual = self.columns(Y - rows.mean) / self.scale[:, None]
         N = rows.noise if noise is None else torch.diag_embed(self.columns(noise) / self.scale.square()[:, None])
@@ -112,7 +109,6 @@ class LinearGaussian(nn.Module):
         return new
 
     def repeated(self: Own, batch_shape: torch.Size) -> Own:
-        """Repeat the distribution over a batch shape."""
         eye = torch.eye(self.n_coefficients, dtype=self.scale.dtype, device=self.scale.device)
         M = torch.zeros_like(eye[:1]) if self.M is None else self.M
         R = eye[None] if self.R is None else self.R
@@ -134,7 +130,6 @@ class LinearGaussian(nn.Module):
         return self.M + (self.R @ e[..., None])[..., 0]
 
     def function(self, X: Float[Tensor, "*b q d"], coefficients: Float[Tensor, "*c s r"]) -> Float[Tensor, "*d q o"]:
-        """Evaluate the function with the given coefficients."""
         rows = self.rows(X)
         return rows.mean + self._move(rows, coefficients)
 
@@ -227,7 +222,6 @@ class Dense(LinearGaussian):
 
 
 def block_diagonal(blocks: Float[Tensor, "*b q o o"]) -> Float[Tensor, "*b qo qo"]:
-    """Build a block-diagonal matrix with one block per point."""
     q, o = blocks.shape[-3:-1]
     full = torch.zeros(*blocks.shape[:-3], q, o, q, o, dtype=blocks.dtype, device=blocks.device)
     every = torch.arange(q, device=blocks.device)

@@ -136,7 +136,6 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
             return self._conditioned(X, Y, None if noise is None else noise.expand(Y.shape[1:]))
 
     def subset_output(self, idcs: list[int]) -> "BLLModel":
-        """Select outputs."""
         n = self.num_outputs
         if any(not -n <= i < n for i in idcs) or not idcs:
             raise InputError(f"outputs {list(idcs)} were requested, but the model has outputs 0 to {n - 1}")
@@ -237,7 +236,6 @@ def _share(model: Model, other: Model, *names: str) -> None:
 
 
 def _distribution(part: LinearGaussian, X: Tensor, noise: bool | Tensor) -> MultivariateNormal:
-    """Distribution of the points, with the requested noise."""
     mean, cov, learned = part.moments(X)
     if isinstance(noise, Tensor) or noise:
         added = torch.diag_embed(noise.expand(mean.shape)) if isinstance(noise, Tensor) else learned

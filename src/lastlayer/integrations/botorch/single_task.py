@@ -114,7 +114,6 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
         return mll.eval()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, **_: Any) -> Any:
-        """Load the parameters and buffers of another model of the same shape."""
         assert len(self.parts)
         return torch.nn.Module.load_state_dict(self, state_dict, strict)  # BoTorch's also restores training targets
 

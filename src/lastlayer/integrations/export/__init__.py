@@ -18,7 +18,6 @@ from lastlayer.tables import Schema, TableRegressor, cells
 
 
 def export_bundle(fitted: TableRegressor, folder: Path) -> list[Path]:
-    """Write model.npz and predict.py into a folder."""
     arrays = to_arrays(fitted, fitted.schema_)
     try:
         folder.mkdir(exist_ok=True)
@@ -41,7 +40,6 @@ def reader() -> str:
 
 
 def to_arrays(model: Any, schema: Schema | None = None) -> dict[str, Any]:
-    """Collect all arrays that an exported model needs."""
     fitted = as_fitted(model, "a bundle")
     if fitted.settings.network.backbone is not None or fitted.inputs is None:
         raise InputError("this model has a custom backbone: only the built-in network can be exported to NumPy")

@@ -83,7 +83,6 @@ class Bundle:
         return np.hstack(parts)
 
     def _inputs(self, column: dict[str, Any], cells: ndarray) -> ndarray:
-        """Convert one column to numbers."""
         if column["kind"] == "text":
             texts, known = as_texts(cells), column["categories"]
             texts = self._filled(texts, texts == "", column)
