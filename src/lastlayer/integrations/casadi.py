@@ -37,9 +37,9 @@ def to_casadi(
     blas : {"reference", "classic", "blasfeo"}, default "reference"
         Matrix products: CasADi's own loop, or a faster library that generated C code must be linked to.
     """
-    fitted, ops, x = _started(model, blas)
+    fitted, ops, constants, x = _started(model, blas)
     ca = ops.casadi
-    parts = formula.predict(ops, expressions(ops, fitted), ops.array(x))
+    parts = formula.predict(ops, constants, ops.array(x))
     mean, q = ops.total(parts.weights * parts.mean), fitted.n_outputs
     own_noise = parts.noise * float(noise)
     if fitted.correlation is None:
@@ -64,8 +64,7 @@ def variances_to_casadi(model: Any, *, name: str = "variances", blas: Blas = "re
     model, name, blas : object
         As in `to_casadi`.
     """
-    fitted, ops, x = _started(model, blas)
-    constants = expressions(ops, fitted)
+    _, ops, constants, x = _started(model, blas)
     parts = formula.moments(ops, constants, formula.predict(ops, constants, ops.array(x)))
     outputs = [name for name in OUTPUTS if name != "var"]
     return ops.casadi.Function(name, [x], [part.value for part in parts], ["x"], outputs)
@@ -83,8 +82,8 @@ def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "func
     name : str, default "functional"
         Name of the function.
     """
-    fitted, ops, x = _started(model)
-    ca, constants = ops.casadi, expressions(ops, fitted)
+    _, ops, constants, x = _started(model)
+    ca = ops.casadi
     function = formula.functions(ops, constants, formula.standardized(constants, ops.array(x)))
     at, affine = functional.at(np.zeros((1, x.shape[0]))), function.output(functional.output).linear(0).value.T
     whole = ca.mtimes(ca.DM(at.weights), affine)
@@ -94,11 +93,11 @@ def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "func
     return ca.Function(name, [x], [whole[:, 0], ca.mtimes(rows, rows.T)], ["x"], ["mean", "cov"])
 
 
-def _started(model: Any, blas: Blas = "reference") -> tuple[Fitted, CasADiOps, Any]:
-    """The model, CasADi's operations, and the symbol of a point."""
+def _started(model: Any, blas: Blas = "reference") -> tuple[Fitted, CasADiOps, formula.State, Any]:
+    """The model, CasADi's operations, the constants of the formula, and the symbol of a point."""
     ops = CasADiOps(need("casadi", extra="control"), check_choice("blas", blas, get_args(Blas)))
     fitted = as_fitted(model, "CasADi", table=True)
-    return fitted, ops, ops.casadi.MX.sym("x", fitted.n_features_in)
+    return fitted, ops, expressions(ops, fitted), ops.casadi.MX.sym("x", fitted.n_features_in)
 
 
 def expressions(ops: CasADiOps, fitted: Fitted) -> formula.State:

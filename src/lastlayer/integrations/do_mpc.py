@@ -40,23 +40,19 @@ def to_do_mpc(dynamics: DynamicsModel, *, symvar_type: SymVarType = "MX") -> "do
     one_step = to_casadi(dynamics.regressor_, name="one_step")
     lags, q, d = dynamics.lags, dynamics.n_outputs_, dynamics.n_inputs_
     model = do.model.Model("discrete", symvar_type)
-    y = model.set_variable("_x", "y", (q, 1))
-    parts = {"y": y}
-    for name, length in (("y_past", (lags.outputs - 1) * q), ("u_past", (lags.inputs - 1) * d)):
-        if length:
-            parts[name] = model.set_variable("_x", name, (length, 1))
+    k, (F, G) = lags.outputs * q, lags.shift(q, d)
+    rows = {"y": slice(0, q), "y_past": slice(q, k), "u_past": slice(k, len(F))}
+    parts = {
+        name: model.set_variable("_x", name, (s.stop - s.start, 1)) for name, s in rows.items() if s.stop > s.start
+    }
     u = model.set_variable("_u", "u", (d, 1))
     model.set_variable("_tvp", "predicted_std", (q, 1))
-    k = lags.outputs * q
     state = ca.vertcat(*parts.values())
     change, cov, cost = one_step(ca.vertcat(state[:k, 0], u, state[k:, 0]))
-    mean = y + change if lags.increments else change
-    F, G = lags.shift(q, d)
+    mean = parts["y"] + change if lags.increments else change
     moved = ca.mtimes(ca.DM(F), state) + ca.mtimes(ca.DM(G), u)
-    model.set_rhs("y", mean)
-    for name, rows in (("y_past", slice(q, k)), ("u_past", slice(k, None))):
-        if name in parts:
-            model.set_rhs(name, moved[rows])
+    for name in parts:
+        model.set_rhs(name, mean if name == "y" else moved[slice(*ends[name])])
     model.set_expression("next_mean", mean)
     model.set_expression("next_cov", ca.reshape(cov, q * q, 1))
     model.set_expression("affine_cost", cost)

@@ -38,9 +38,7 @@ class BLRRegressor(BLLRegressor):
 
     Parameters
     ----------
-    hidden : sequence of int, default=(50, 50)
-        Widths of the hidden layers.
-    activation, input_skip, backbone, noise, max_epochs, training, device, dtype, random_state, progress : object
+    hidden, activation, input_skip, backbone, noise, max_epochs, training, device, dtype, random_state, progress
         As in `BLLRegressor`; the `objective` of `training` is ignored.
     """
 
@@ -59,20 +57,9 @@ class BLRRegressor(BLLRegressor):
         random_state: Any = None,
         progress: bool = False,
     ) -> None:
-        super().__init__(
-            hidden,
-            activation=activation,
-            input_skip=input_skip,
-            backbone=backbone,
-            preset="evidence",
-            noise=noise,
-            max_epochs=max_epochs,
-            training=training,
-            device=device,
-            dtype=dtype,
-            random_state=random_state,
-            progress=progress,
-        )
+        super().__init__(hidden, activation=activation, input_skip=input_skip, backbone=backbone, preset="evidence")
+        self.noise, self.max_epochs, self.training, self.device = noise, max_epochs, training, device
+        self.dtype, self.random_state, self.progress = dtype, random_state, progress
 
     def _parameters(self) -> dict[str, Any]:
         options = TrainingOptions() if self.training is None else self.training

@@ -135,7 +135,6 @@ def score(
 
 def write_all(studies: list[Study], folder: Path, draw: Callable[[Path], object]) -> list[Path]:
     """Write all files to a temporary folder, then move them into place: a failed run leaves old results unchanged."""
-    check_folder(folder)
     texts = {"table1.csv": as_csv, "table1.md": as_markdown, "table1.tex": as_latex, RECORD: as_json}
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=folder, ignore_cleanup_errors=True) as name:
         aside = Path(name)
