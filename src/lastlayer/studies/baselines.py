@@ -38,7 +38,7 @@ class BLRRegressor(BLLRegressor):
 
     Parameters
     ----------
-    hidden, activation, input_skip, backbone, noise, max_epochs, training, device, dtype, random_state, progress
+    hidden, activation, input_skip, backbone, noise, max_epochs, training, device, dtype, random_state, progress : Any
         As in `BLLRegressor`; the `objective` of `training` is ignored.
     """
 
