@@ -41,10 +41,8 @@ def to_do_mpc(dynamics: DynamicsModel, *, symvar_type: SymVarType = "MX") -> "do
     lags, q, d = dynamics.lags, dynamics.n_outputs_, dynamics.n_inputs_
     model = do.model.Model("discrete", symvar_type)
     k, (F, G) = lags.outputs * q, lags.shift(q, d)
-    rows = {"y": slice(0, q), "y_past": slice(q, k), "u_past": slice(k, len(F))}
-    parts = {
-        name: model.set_variable("_x", name, (s.stop - s.start, 1)) for name, s in rows.items() if s.stop > s.start
-    }
+    ends = {"y": (0, q), "y_past": (q, k), "u_past": (k, len(F))}
+    parts = {name: model.set_variable("_x", name, (b - a, 1)) for name, (a, b) in ends.items() if b > a}
     u = model.set_variable("_u", "u", (d, 1))
     model.set_variable("_tvp", "predicted_std", (q, 1))
     state = ca.vertcat(*parts.values())
