@@ -321,9 +321,6 @@ def optimal_alphas(
 ) -> list[AlphaOptimum]:
     """Maximise the evidence over alpha and noise for each of a batch of models.
 
-    Features that fit without error leave a plateau towards infinity, along which noise and alpha^-1 shrink together;
-    its near end is taken, where numbers keep their digits.
-
     Parameters
     ----------
     statistics : Statistics
@@ -359,6 +356,7 @@ def _scan(equations: NormalEquations, at: Callable[[Tensor], Profile]) -> tuple[
     of = lambda row: grid.gather(0, row.clamp(0, last)[None])[0]
     worse = (nlml > nlml.gather(0, best[None]) + PLATEAU) & (place < best)
     near = torch.where(worse, place + 1, 0).amax(0)
+    # features that fit without error: noise and alpha^-1 shrink together; numbers keep their digits at the near end
     plateau = (best > 0) & (of(best) - of(near) > 2.0)
     start = of(torch.where(plateau, near, best))
     return of(best - 1), start, of(best + 1), best == 0, plateau | (best == last)

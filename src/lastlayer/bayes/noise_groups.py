@@ -43,11 +43,8 @@ class Targets:
         levels = self.known.unique()
         if not 0 < len(levels) <= MOST_LEVELS or self.known.dim() == 0:  # a fold may know no target of an output
             return [self]
-        parts = [self.known == level for level in levels]
-        return [
-            replace(self, Psi=self.Psi[own], t=self.t[own], weight=self.weight[own], known=level)
-            for own, level in zip(parts, levels, strict=True)
-        ]
+        at = lambda own, level: replace(self, Psi=self.Psi[own], t=self.t[own], weight=self.weight[own], known=level)
+        return [at(self.known == level, level) for level in levels]
 
 
 class StatisticsByNoise:

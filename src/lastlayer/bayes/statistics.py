@@ -63,9 +63,9 @@ class Statistics:
     ) -> "Statistics":
         """Statistics of readings: of each output unless all share their noise; known noise needs the learned one."""
         precision, T = readings.precision(noise_var), readings.t
-        if precision is None:
-            return cls.from_features(Psi, T, sample_weight=weight)
         phi_tilde, parts = linear_features(Psi), []
+        if precision is None:
+            return cls.from_linear_features(phi_tilde, T, sample_weight=weight)
         weight = torch.ones_like(T[..., 0]) if weight is None else weight.to(T)
         for t, each in zip(T.split(1, -1), precision.expand_as(T).unbind(-1), strict=True):
             own = weight * each.to(T)
@@ -267,15 +267,7 @@ class Statistics:
 
     @staticmethod
     def stacked(parts: "Sequence[Statistics]", dim: int = 0) -> "Statistics":
-        """Stack the statistics of several models along a new dimension; `stack[i]` is that of one of them.
-
-        Parameters
-        ----------
-        parts : sequence of Statistics
-            The statistics of each model.
-        dim : int, default 0
-            The new dimension.
-        """
+        """Stack the statistics of several models along a new dimension; `stack[i]` is that of one of them."""
         first, *others = parts
         for part in others:
             first._matched(part)

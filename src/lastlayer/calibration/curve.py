@@ -81,13 +81,7 @@ class Curve:
 
     @classmethod
     def identity(cls, n_outputs: int) -> "Curve":
-        """Curve of the uncalibrated posterior, var = sigma^2 (1 + v).
-
-        Parameters
-        ----------
-        n_outputs : int
-            Number of outputs.
-        """
+        """Curve of the uncalibrated posterior, var = sigma^2 (1 + v)."""
         return cls(np.ones(n_outputs), np.ones(n_outputs))
 
     @property

@@ -29,12 +29,11 @@ from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
 from lastlayer.ensemble.run import Run, running
 from lastlayer.ensemble.source import train_on_source
 from lastlayer.ensemble.splits import folds_for
-from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError, MissingTargetsWarning
+from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError, MissingTargetsWarning, check_choice
 from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.stage import FeatureStage
-from lastlayer.likelihoods import check as check_likelihood
-from lastlayer.likelihoods import choose
+from lastlayer.likelihoods import NAMES, choose
 from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied
@@ -453,7 +452,7 @@ class BLLRegressor(LastLayerRegressor):
         model.progress = checked.typed("progress", model.progress, bool)
         own = None if backbone is None else type(backbone)  # restoring trained members takes one module only
         check_parameters(model._parameters() | {"backbone": own})
-        check_likelihood(model.likelihood)
+        check_choice("likelihood", model.likelihood, NAMES)
         settings = Settings.from_json(header["settings"])
         if settings.place.device.startswith("cuda") and not torch.cuda.is_available():
             model.device, settings = "auto", replace(settings, place=replace(settings.place, device="cpu"))

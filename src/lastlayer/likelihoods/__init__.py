@@ -14,16 +14,14 @@ LIKELIHOODS: dict[str, type[Likelihood]] = {kind.name: kind for kind in (Gaussia
 """Values of the parameter `likelihood`; "auto" takes the first that suits the targets, else Gaussian noise."""
 
 
+NAMES = (*LIKELIHOODS, "auto")
+
+
 def choose(asked: str, y: Float[ndarray, "m q"]) -> Likelihood:
     """The likelihood asked for, or that of the data, of which some may be missing (NaN)."""
-    if check(asked) != "auto":
+    if check_choice("likelihood", asked, NAMES) != "auto":
         return LIKELIHOODS[asked]()
     return next((found for kind in LIKELIHOODS.values() if (found := kind()).suits(y)), Gaussian())
-
-
-def check(asked: str) -> str:
-    """Check the parameter `likelihood`."""
-    return check_choice("likelihood", asked, (*LIKELIHOODS, "auto"))
 
 
 def restored(name: str, numbers: dict[str, Any]) -> Likelihood:

@@ -81,17 +81,12 @@ class FunctionalPrediction:
         return self.rows @ self.rows.T
 
     def interval(self, level: float = 0.95) -> tuple[Float[ndarray, " n"], Float[ndarray, " n"]]:
-        """Compute the central interval of each functional.
+        """Compute the lower and upper bounds of the central interval of each functional.
 
         Parameters
         ----------
         level : float, default 0.95
             Probability of the interval.
-
-        Returns
-        -------
-        lower, upper : ndarray of shape (n,)
-            The bounds.
         """
         if not 0 < level < 1:
             raise InputError(f"level={level} must lie between 0 and 1")

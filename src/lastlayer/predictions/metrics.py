@@ -72,9 +72,7 @@ def coverage(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_outp
 
 
 def interval_score(prediction: Prediction, y: ndarray, level: float = 0.9, *, per_output: bool = False) -> Any:
-    """Compute the mean width of the central intervals plus a penalty for each target outside; smaller is better.
-
-    The penalty is 2 / (1 - level) times the distance to the interval (Gneiting and Raftery, 2007).
+    """Compute the mean width of central intervals plus 2 / (1 - level) times the distance of targets outside.
 
     Parameters
     ----------

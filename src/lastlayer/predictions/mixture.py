@@ -179,9 +179,8 @@ class MixturePrediction(Prediction):
     def merged(self, fraction: Float[ndarray, " m"]) -> "MixturePrediction":
         """Count disagreement between the components as variance of each of them.
 
-        Means of the components are drawn towards the mean of the mixture, and the variance that this takes away is
-        added to every component, so that `mean`, `var` and `cov()` do not change. Outside the data, predictions of a
-        mixture are merged: a few components that contradict the others widen the intervals.
+        Their means are drawn together, and what this takes from the variance is added to each: `mean`, `var` and
+        `cov()` do not change. Outside the data, a few components that contradict the others so widen the intervals.
 
         Parameters
         ----------

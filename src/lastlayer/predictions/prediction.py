@@ -136,7 +136,7 @@ class Prediction(ABC):
 
     @abstractmethod
     def interval(self, level: float = 0.95, *, method: str = "quantile") -> Bounds:
-        """Compute an interval that contains each output with probability `level`.
+        """Compute the lower and upper bounds between which each output lies with probability `level`.
 
         Parameters
         ----------
@@ -146,11 +146,6 @@ class Prediction(ABC):
             "quantile": the central interval of the distribution. "conformal": mean +- a multiple of the standard
             deviation that covers new rows exchangeable with those given to `conformalize` with at least that
             probability, even if the model is wrong; infinite if there were too few rows for the level.
-
-        Returns
-        -------
-        lower, upper : ndarray of shape (m,) or (m, q)
-            The bounds.
         """
 
     @abstractmethod

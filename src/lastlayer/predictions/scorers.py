@@ -40,18 +40,12 @@ def predictive(estimator: Any, X: Any, *, noise: bool = True) -> Prediction:
 
 @dataclass(frozen=True)
 class PredictiveScorer:
-    """Scorer that applies a metric to the predictive distribution: `scorer(estimator, X, y)`, greater is better.
-
-    Parameters
-    ----------
-    metric : callable
-        A function of (prediction, y) such as those of `lastlayer.metrics`.
-    greater_is_better : bool, default True
-        Whether a larger metric is better; otherwise the score is the negative metric.
-    """
+    """Scorer that applies a metric to the predictive distribution: `scorer(estimator, X, y)`, greater is better."""
 
     metric: Callable[[Prediction, Any], float]
+    """A function of (prediction, y) such as those of `lastlayer.metrics`."""
     greater_is_better: bool = True
+    """Whether a larger metric is better; otherwise the score is the negative metric."""
 
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:
         score = float(self.metric(predictive(estimator, X), y))
