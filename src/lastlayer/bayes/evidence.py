@@ -23,16 +23,8 @@ from lastlayer.bayes.noise_groups import StatisticsByNoise
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.precision import NormalEquations, noise_covariance
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.errors import InputError, check_choice
-from lastlayer.settings.types import (
-    BIAS_PRIORS,
-    NEEDS_EVERY_TARGET,
-    NO_NOISE_PRIOR,
-    NOISE_STRUCTURES,
-    BiasPrior,
-    NoisePrior,
-    NoiseStructure,
-)
+from lastlayer.errors import InputError
+from lastlayer.settings.types import NEEDS_EVERY_TARGET, NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 
 GRADIENT_ROWS = 1_024
 PLATEAU = 1e-6
@@ -130,9 +122,6 @@ def profiled_nlml(
     sample_weight : Tensor of shape (..., m), default None
         Weight of each row; rows of weight zero have no effect, so folds can be given as weights.
     """
-    check_choice("noise", noise, NOISE_STRUCTURES)
-    check_choice("bias_prior", bias_prior, BIAS_PRIORS)
-    linear_features(Phi)  # checks the column of ones
     out = _ProfiledNLML.apply(Phi, T, log_alpha, noise, bias_prior, sample_weight)
     assert isinstance(out, Tensor)
     return out
@@ -143,7 +132,7 @@ class _ProfiledNLML(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, Phi: Tensor, T: Tensor, log_alpha: Tensor, *options: Any) -> Tensor:
-        phi_tilde, (noise, bias_prior, sample_weight) = Phi[..., :-1], options
+        phi_tilde, (noise, bias_prior, sample_weight) = linear_features(Phi), options
         statistics = Statistics.from_linear_features(phi_tilde, T, sample_weight=sample_weight)
         equations = NormalEquations.of(statistics, bias_prior)
         precision = equations.at(log_alpha)

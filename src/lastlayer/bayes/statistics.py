@@ -185,7 +185,7 @@ class Statistics:
         cross = Z.mT @ wY
         scatter = torch.cat([torch.cat([Z.mT @ wZ, cross], dim=-1), torch.cat([cross.mT, Y.mT @ wY], dim=-1)], dim=-2)
         rest = torch.cat([z_rest, y_rest], dim=-1)
-        scatter = (scatter - count[..., None, None] * _outer(rest)).double()
+        scatter = (scatter - count[..., None, None] * (rest[..., :, None] * rest[..., None, :])).double()
         energy = diagonal(scatter).detach()
         if dtype == torch.float32:
             # rounding errors of features grow as sqrt(k); those of targets only affect the noise floor
@@ -201,7 +201,7 @@ class Statistics:
         count = self.count + other.count
         share = (other.count / count.clamp_min(TINY))[..., None]
         step = other.mean - self.mean
-        between = ((self.count * share[..., 0])[..., None, None]) * _outer(step)
+        between = ((self.count * share[..., 0])[..., None, None]) * (step[..., :, None] * step[..., None, :])
         return replace(
             self,
             count=count,
@@ -221,7 +221,7 @@ class Statistics:
                 "some must remain; start from new statistics instead"
             )
         step = (other.mean - self.mean) * (self.count / count)[..., None]
-        between = (count * other.count / self.count)[..., None, None] * _outer(step)
+        between = (count * other.count / self.count)[..., None, None] * (step[..., :, None] * step[..., None, :])
         rest = replace(
             self,
             count=count,
@@ -385,7 +385,3 @@ def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
         raise ValueError("the scatter is not that of any rows")
     if bool(((scatter - scatter.mT).abs() > loose).any()):
         raise ValueError("the scatter is not symmetric")
-
-
-def _outer(x: Tensor) -> Tensor:
-    return x[..., :, None] * x[..., None, :]
