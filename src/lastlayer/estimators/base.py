@@ -48,7 +48,6 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     random_state: Any
 
     def predictive(self, X: Any, *, noise: bool = True) -> Prediction:
-        """Compute the predictive distribution at the rows of X."""
         raise NotImplementedError
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -61,7 +60,6 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
 
 def random_numbers(random_state: Any) -> np.random.RandomState:
-    """Create a random number generator from a `random_state`."""
     return check_random_state(int(np.random.default_rng().integers(2**32)) if random_state is None else random_state)
 
 
@@ -370,7 +368,6 @@ class LastLayerRegressor(BaseRegressor):
         return self.fitted_
 
     def _checked(self, X: Any) -> tuple[Fitted, ndarray]:
-        """The fitted value, and the rows of its table."""
         check_is_fitted(self, "fitted_")
         fitted = self.fitted_
         if self._stage is not None:
@@ -401,6 +398,5 @@ class LastLayerRegressor(BaseRegressor):
 
 
 def _geometric_mean(logs: Sequence[float]) -> float:
-    """Geometric mean from logarithms, which may be infinite."""
     mean = float(np.mean(logs))
     return math.exp(min(mean, 700.0)) if mean < math.inf else math.inf

@@ -244,10 +244,8 @@ class BLLRegressor(LastLayerRegressor):
             with ProcessGroup.current().guarded():
                 return self._fit_mapped(X, y, sample_weight, validation_data, groups)
         seed = self._seed()
-        kinds = {"nd": self.backbone is not None, "partly": True}
-        given = validated(
-            self, X, y, sample_weight, groups=groups, noise_std=noise_std, observations=observations, **kinds
-        )
+        nd, known = self.backbone is not None, {"noise_std": noise_std, "observations": observations}
+        given = validated(self, X, y, sample_weight, groups=groups, nd=nd, partly=True, **known)
         by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
         used = given if by_splitter else distinct(given)
         likelihood = choose(self.likelihood, used.y)

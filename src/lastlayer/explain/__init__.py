@@ -1,6 +1,6 @@
 """Explanations of a fitted model: how much each input matters, and how predictions depend on it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +82,7 @@ def permutation_importance(
             "value of every row, at least two rows, and at least one repeat"
         )
     targets = targets.reshape(len(targets), -1)
-    predictive, rng = _predictor_of(model), np.random.default_rng(random_state)
+    predictive, rng = getattr(model, "fitted_", model).predictive, np.random.default_rng(random_state)
     rmse, lpd = _scores(predictive(table), targets)
     found = []
     for one in _inputs_of(model, X, inputs):
@@ -148,7 +148,7 @@ def partial_dependence(
     n, max_rows : int, default 25, int, default 100
         Number of values of an input without a grid, and of rows: of more, a random subset is used, always the same.
     """
-    table, predictive = _table_of(X), _predictor_of(model)
+    table, predictive = _table_of(X), getattr(model, "fitted_", model).predictive
     m, found = len(table), []
     rows = table if m <= max_rows else table[np.sort(np.random.default_rng(0).choice(m, max_rows, replace=False))]
     for one in _inputs_of(model, X, inputs):
@@ -202,8 +202,3 @@ def _inputs_of(model: Any, X: Any, inputs: Sequence[Input] | None) -> list[Input
         if not one.columns or min(one.columns) < 0 or max(one.columns) >= d:
             raise InputError(f"input {one.name!r} has columns {one.columns}, counted from 0, but X has {d} columns")
     return list(inputs)
-
-
-def _predictor_of(model: Any) -> Callable[[ndarray], Prediction]:
-    predictive: Callable[[ndarray], Prediction] = getattr(model, "fitted_", model).predictive
-    return predictive

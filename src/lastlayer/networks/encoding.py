@@ -49,20 +49,16 @@ class PiecewiseEncoding(nn.Module):
         return cls(encodings[0].column, each("slope"), each("shift"))
 
     def forward(self, x: Float[Tensor, "*s m d"]) -> Float[Tensor, "*t m k"]:
-        """Encode inputs."""
         bins: Tensor = formula.encoded(TorchOps, self, x.index_select(-1, self.column))
         return bins
 
 
 class Encoded(nn.Module):
-    """A network applied to encoded inputs."""
-
     def __init__(self, encoding: PiecewiseEncoding, network: nn.Module) -> None:
         super().__init__()
         self.encoding, self.network = encoding, network
 
     def forward(self, x: Float[Tensor, "*s m d"]) -> Float[Tensor, "*t m k"]:
-        """Encode inputs and apply the network."""
         phi: Tensor = self.network(self.encoding(x))
         return phi
 

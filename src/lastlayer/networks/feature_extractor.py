@@ -44,7 +44,6 @@ class FeatureExtractor(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Float[Tensor, "*s k"]:
-        """Compute the features of a batch."""
         seen: list[Tensor] = []
         token = _SEEN.set(seen)
         try:

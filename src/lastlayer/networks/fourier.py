@@ -80,7 +80,6 @@ class ProcessFeatures(nn.Module):
         self.register_buffer("root", torch.cat([inverse_root, rest], 1))
 
     def forward(self, z: Float[Tensor, "m d"]) -> Float[Tensor, "m p"]:
-        """Features of standardised inputs."""
         a = z * self.scale
         seen, random = self._kernel(a) @ self.root, self._random(a)
         n = len(self.points)

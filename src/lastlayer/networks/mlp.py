@@ -21,7 +21,6 @@ class Sin(nn.Module):
     """Sine activation, for Fourier features."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the sine."""
         return torch.sin(x)
 
 
@@ -117,7 +116,6 @@ class StackedMLP(nn.Module):
         return network
 
     def forward(self, x: Float[Tensor, "*s m d"]) -> Float[Tensor, "s m k"]:
-        """Features by every member, of shared inputs or of each member's own."""
         a = x.expand(len(self.weights[0]), *x.shape[-2:])
         for W, b in zip(self.weights, self.biases, strict=True):
             a = self.activation(torch.baddbmm(b, a, W))
@@ -146,7 +144,6 @@ class InputSkip(nn.Module):
         self.register_buffer("scale", scale)
 
     def forward(self, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*s m k"]:
-        """Features of the network, followed by the inputs."""
         x = x if self.scale is None else x.to(self.scale.dtype)
         phi = self.network(x)
         passed = x if self.scale is None else x * self.scale

@@ -19,8 +19,8 @@ GREEN, PURPLE = "#3a8a4d", "#7d4f9e"
 COLUMNS = 4
 SHOWN = 2000
 """Most points that are drawn one by one; of more, a random subset. Statistics are always those of all points."""
-AT_LEAST = 15
-"""Fewest points in a bin."""
+N_BINS, AT_LEAST = 12, 15
+"""Most bins, and fewest points in one."""
 IN_95_PERCENT = np.array([0.025, 0.975])
 
 
@@ -141,11 +141,11 @@ def some(m: int, n: int = SHOWN) -> tuple[Int[ndarray, " s"], str]:
     return np.sort(np.random.default_rng(0).choice(m, n, replace=False)), f" ({n:,} of {m:,} shown)"
 
 
-def bins(x: Float[ndarray, " m"], n: int = 12) -> list[Int[ndarray, " r"]]:
-    """Indices of the rows in at most n bins of equal width in log x, ascending, widened to AT_LEAST points each."""
+def bins(x: Float[ndarray, " m"]) -> list[Int[ndarray, " r"]]:
+    """Rows in at most N_BINS bins of equal width in log x, ascending, widened to AT_LEAST points each."""
     m, order = len(x), np.argsort(x, kind="stable")
     log_x = np.log(x[order])
-    ends = np.searchsorted(log_x, np.linspace(log_x[0], log_x[-1], n + 1)[1:-1], side="right")
+    ends = np.searchsorted(log_x, np.linspace(log_x[0], log_x[-1], N_BINS + 1)[1:-1], side="right")
     ends = ends.clip(AT_LEAST, m - AT_LEAST) if m >= 2 * AT_LEAST and log_x[-1] > log_x[0] else ends[:0]
     starts = [0]
     for end in ends:

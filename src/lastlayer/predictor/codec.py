@@ -73,7 +73,6 @@ LIMITS = calibration.LIMITS | {
 
 
 def pack(fitted: Fitted) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Convert a fitted model to tensors and a header."""
     names = None if fitted.feature_names is None else tuple(map(str, fitted.feature_names))
     y_ndim, scores = cast(Literal[1, 2], fitted.y_ndim), (fitted.family_scores, fitted.conformal_scores)
     about = About(int(fitted.n_features_in), names, y_ndim, fitted.sample_cost, *scores, fitted.calibration)

@@ -195,7 +195,6 @@ class Fitted:
 
     @property
     def noise_std(self) -> Float[ndarray, "c q"]:
-        """Noise standard deviation of each member and output before calibration."""
         return np.sqrt(np.diagonal(self.noise_cov, axis1=1, axis2=2))
 
     @property
@@ -327,9 +326,12 @@ class Fitted:
 
     def _joint(self, X: ndarray, noise: bool) -> JointPrediction:
         """The joint Gaussian of what the members model."""
-        functions = self.functions(X)
-        mean = self.prediction(functions.parts).with_output_axis().mean  # summed in the same order, to the last bit
-        noise_cov = self._noise_at(functions.parts) * float(noise)
+        functions, c, q = self.functions(X), len(self.members), self.n_outputs
+        parts = functions.parts
+        mean = self.prediction(parts).with_output_axis().mean  # summed in the same order, to the last bit
+        correlation = np.broadcast_to(np.eye(q), (c, q, q)) if self.correlation is None else self.correlation
+        each = formula.output_cov(NumPyOps, correlation[:, None], 0.0 * parts.noise, parts.noise)
+        noise_cov: ndarray = self.tails.widening * NumPyOps.total(parts.weights[..., None] * each) * float(noise)
         return JointPrediction(replace(functions, mean=mean), noise_cov, self.y_ndim)
 
     def sample(self, X: ndarray, n: int, rng: np.random.RandomState, *, noise: bool = True) -> Float[ndarray, "n m q"]:
@@ -398,15 +400,6 @@ class Fitted:
         x = torch.from_numpy(np.array(X, order="C")).to(self.state.centre.device)
         return x.double() if x.is_floating_point() else x
 
-    def _noise_at(self, parts: Components) -> Float[ndarray, "m q q"]:
-        """Noise covariance of the mixture at each point."""
-        q = self.n_outputs
-        correlation = np.broadcast_to(np.eye(q), (len(self.members), q, q))
-        correlation = correlation if self.correlation is None else self.correlation
-        each = formula.output_cov(NumPyOps, correlation[:, None], 0.0 * parts.noise, parts.noise)
-        cov: ndarray = self.tails.widening * NumPyOps.total(parts.weights[..., None] * each)
-        return cov
-
 
 def as_fitted(model: Any, use: str, *, shared: bool = False, table: bool = False) -> Fitted:
     """Return the fitted value of a model, for a use that needs Gaussian predictions, and more as in `Fitted.needs`."""
@@ -428,7 +421,6 @@ class BlockOps(TorchOps):
 
 
 def rows_in_cache(width: int) -> int:
-    """Number of rows of `width` numbers to process at a time."""
     return CACHED * torch.get_num_threads() // width + 1
 
 

@@ -75,12 +75,10 @@ class Member:
 
     @property
     def log_alpha_star(self) -> float:
-        """Log alpha at the maximum of the evidence."""
         return float(self.posterior.log_alpha)
 
     @property
     def log_alpha(self) -> float:
-        """Log alpha in use for the variance."""
         return self.log_alpha_star if self.tuned is None else self.tuned
 
     @torch.no_grad()

@@ -35,8 +35,6 @@ class Numbers(nn.Module):
 
 
 class Sequence(Numbers):
-    """A list of tensors as buffers."""
-
     def __iter__(self) -> Iterator[Tensor]:
         return self.buffers(recurse=False)
 
@@ -65,7 +63,6 @@ class Predictor(Numbers):
         self.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> "Predictor":
-        """Keep the module in evaluation mode."""
         return super().train(False)
 
     def converted(self, x: Num[Tensor, "m *d"]) -> Num[Tensor, "m *d"]:
@@ -73,7 +70,6 @@ class Predictor(Numbers):
         return converted(x, self.centre.dtype, self.centre.device)
 
     def components(self, x: Num[Tensor, "m *d"]) -> formula.Components:
-        """Calibrated predictions of each member."""
         parts: formula.Components = formula.predict(TorchOps, self, self.converted(x))
         return parts
 
@@ -83,11 +79,9 @@ class Predictor(Numbers):
         return mean
 
     def functions(self, x: Num[Tensor, "m *d"]) -> formula.Functions:
-        """The function at some points, jointly over points and outputs."""
         found: formula.Functions = formula.functions(TorchOps, self, formula.standardized(self, self.converted(x)))
         return found
 
     def forward(self, x: Num[Tensor, "m *d"]) -> dict[str, Tensor]:
-        """Predict the moments of the targets."""
         mean, epistemic, noise, cost = formula.moments(TorchOps, self, self.components(x))
         return dict(zip(OUTPUTS, (mean, epistemic + noise, epistemic, noise, cost[..., 0]), strict=True))

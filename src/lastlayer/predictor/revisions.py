@@ -73,7 +73,6 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
 
 
 def tune_alpha_on_folds(fitted: Fitted, folds: "list[HeldOut]") -> tuple[Fitted, AlphaCurve]:
-    """Algorithm 1 on held-out rows: one alpha for all members."""
     found = tune_alpha_on(folds, float(np.mean(fitted.log_alphas)))
     return _with(fitted, (replace(member, tuned=found.log_alpha) for member in fitted.members)), found
 
@@ -100,18 +99,13 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
     )
 
 
-def held_out_points(fitted: Fitted, data: Points, kind: str = "validation") -> HeldOutPoints:
+def held_out_points(fitted: Fitted, data: Points) -> HeldOutPoints:
     """Predictions of the members for rows that the model has not seen."""
-    return HeldOutPoints.stacked(
-        [
-            HeldOutPoints.by(member.posterior, member.features(data.X), data, kind, member.family)
-            for member in fitted.members
-        ]
-    ).beside_references()
+    by = lambda m: HeldOutPoints.by(m.posterior, m.features(data.X), data, "validation", m.family)
+    return HeldOutPoints.stacked([by(member) for member in fitted.members]).beside_references()
 
 
 def conformalize(fitted: Fitted, X: ndarray, y: ndarray) -> Fitted:
-    """Store the scores of new rows for conformal intervals."""
     residuals = fitted.predictive(X).with_output_axis().standardized_residual(y)
     return replace(fitted, conformal_scores=np.abs(residuals))
 

@@ -71,7 +71,6 @@ class Evaluation:
         return (lower <= self.y) & (self.y <= upper)
 
     def some(self, n: int) -> Int[ndarray, " s"]:
-        """Indices of at most n random rows, the same in every call."""
         return some(len(self.y), n)[0]
 
     def labels(self, rows: Int[ndarray, " s"]) -> list[str]:
