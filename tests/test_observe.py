@@ -29,7 +29,16 @@ from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.observe import Derivative, Difference, Functionals, Gradient, Integral, Sum, Value
+from lastlayer.data.observe import (
+    Derivative,
+    Difference,
+    Functionals,
+    Gradient,
+    Integral,
+    StandardFunctionals,
+    Sum,
+    Value,
+)
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import MissingTargetsWarning
@@ -452,7 +461,7 @@ def test_the_features_of_a_functional_are_the_functional_of_the_features(name: s
     network = MLP(2, (5, 4), generator=torch.Generator().manual_seed(0)).double()
     inputs = Standardizer.fit(torch.tensor(X))
     functionals = FUNCTIONALS[name](X)
-    found = functionals.standardized(inputs).features(network).detach().numpy()
+    found = StandardFunctionals.of(functionals, inputs).features(network).detach().numpy()
     with torch.no_grad():
         features = lambda x: network(inputs.forward(torch.tensor(x))).numpy()
         np.testing.assert_allclose(found[:, :-1], slowly(functionals, features), rtol=1e-6, atol=1e-8)
@@ -527,7 +536,7 @@ def test_observations_are_learned_as_a_dense_gaussian_would(noise_std: float | N
     network = lambda Z: fitted.members[0].network(Z)
     Phi, Psi = (
         fitted.features(0, fitted.standardized(X)),
-        functionals.standardized(fitted.inputs).features(network).detach(),
+        StandardFunctionals.of(functionals, fitted.inputs).features(network).detach(),
     )
     T = fitted.data(X, Y).T[:, 2]
     var = float(posterior.Sigma_E[2, 2])

@@ -75,21 +75,6 @@ class Functionals:
             raise InputError(f"noise_std must be positive and finite, and the smallest given is {std.min():g}")
         return Observations(self, values, std)
 
-    def standardized(self, inputs: Standardizer) -> "StandardFunctionals":
-        """Convert the functionals to standardised inputs.
-
-        Parameters
-        ----------
-        inputs : Standardizer
-            Scaler of the inputs.
-        """
-        d = self.points.shape[-1]
-        if d != len(inputs.mean):
-            raise InputError(f"the points have {d} inputs, but the model takes {len(inputs.mean)}")
-        directions = None if self.directions is None else _tensor(self.directions) / inputs.scale
-        points = (_tensor(self.points) - inputs.mean) / inputs.scale
-        return StandardFunctionals(points, _tensor(self.weights), directions, self.output)
-
 
 @dataclass(frozen=True)
 class Observations:
@@ -102,49 +87,36 @@ class Observations:
     noise_std: Float[ndarray, " n"] | None
     """Known standard deviations of the noise; None if the noise is learned."""
 
-    def standardized(self, inputs: Standardizer, targets: Standardizer) -> "Measurements":
-        """Standardise the measurements: L t = (L y - mean L 1) / scale.
-
-        Parameters
-        ----------
-        inputs : Standardizer
-            Scaler of the inputs.
-        targets : Standardizer
-            Scaler of the targets.
-        """
-        j, q = self.functionals.output, len(targets.mean)
-        if not 0 <= j < q:
-            raise InputError(f"output={j} is not one of the {q} outputs: they are counted from 0")
-        rows, (mean, scale) = self.functionals.standardized(inputs), (targets.mean[j], targets.scale[j])
-        t = ((_tensor(self.y) - mean * rows.weights.sum(1)) / scale)[:, None]
-        known = None if self.noise_std is None else (_tensor(self.noise_std) / scale).square()[:, None]
-        return Measurements(rows, Readings(t, None if known is None else torch.zeros_like(t), known))
-
 
 @dataclass(frozen=True)
 class StandardFunctionals:
-    """Linear functionals as tensors, of standardised inputs."""
+    """`Functionals` as tensors, of standardised inputs."""
 
     points: Float[Tensor, "n s d"]
-    """The points x_s of each functional."""
     weights: Float[Tensor, "n s"]
-    """Coefficients c_s of the function values."""
     directions: Float[Tensor, "n s d"] | None
-    """Coefficients g_s of the gradients; None if there are none."""
     output: int
-    """Index of the output, from 0."""
+
+    @classmethod
+    def of(cls, given: Functionals, inputs: Standardizer) -> "StandardFunctionals":
+        """Convert functionals to standardised inputs."""
+        d = given.points.shape[-1]
+        if d != len(inputs.mean):
+            raise InputError(f"the points have {d} inputs, but the model takes {len(inputs.mean)}")
+        directions = None if given.directions is None else _tensor(given.directions) / inputs.scale
+        points = (_tensor(given.points) - inputs.mean) / inputs.scale
+        return cls(points, _tensor(given.weights), directions, given.output)
 
     def apply(self, function: Callable[[Tensor], Tensor], like: Tensor | None = None) -> Float[Tensor, "*b n c"]:
         """Apply the functionals to a function."""
         like = self.points if like is None else like
         n, s, d = self.points.shape
-        x = self.points.reshape(n * s, d).to(like)
+        x, slopes = self.points.reshape(n * s, d).to(like), 0.0
         if self.directions is None:
-            values, slopes = function(x), None
+            values = function(x)
         else:
             values, slopes = torch.func.jvp(function, (x,), (self.directions.reshape(n * s, d).to(like),))[:2]
-        whole = self.weights.to(values).reshape(n * s, 1) * values
-        whole = whole if slopes is None else whole + slopes
+        whole = self.weights.to(values).reshape(n * s, 1) * values + slopes
         return whole.unflatten(-2, (n, s)).sum(-2)
 
     def features(self, linear: FeatureMap) -> Float[Tensor, "*b n p"]:
@@ -159,9 +131,19 @@ class Measurements:
     """Readings of linear functionals, in standardised units."""
 
     functionals: StandardFunctionals
-    """The functionals that were measured."""
     readings: Readings
     """One reading per functional, (n, 1); with known noise, they have no learned noise."""
+
+    @classmethod
+    def of(cls, given: Observations, inputs: Standardizer, targets: Standardizer) -> "Measurements":
+        """Standardise measurements: L t = (L y - mean L 1) / scale."""
+        j, q = given.functionals.output, len(targets.mean)
+        if not 0 <= j < q:
+            raise InputError(f"output={j} is not one of the {q} outputs: they are counted from 0")
+        rows, (mean, scale) = StandardFunctionals.of(given.functionals, inputs), (targets.mean[j], targets.scale[j])
+        t = ((_tensor(given.y) - mean * rows.weights.sum(1)) / scale)[:, None]
+        known = None if given.noise_std is None else (_tensor(given.noise_std) / scale).square()[:, None]
+        return cls(rows, Readings(t, None if known is None else torch.zeros_like(t), known))
 
     def moments(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
         """Statistics of linear features, by output, with gradients."""
@@ -183,11 +165,10 @@ class Measurements:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Measurements":
         """Move to a device, with points of another type."""
-        f, of = self.functionals, lambda x: None if x is None else x.to(device, dtype)
-        return Measurements(
-            replace(f, points=f.points.to(device, dtype), directions=of(f.directions)),
-            self.readings.map(lambda x: x.to(device)),
-        )
+        f = self.functionals
+        directions = None if f.directions is None else f.directions.to(device, dtype)
+        moved = replace(f, points=f.points.to(device, dtype), directions=directions)
+        return Measurements(moved, self.readings.map(lambda x: x.to(device)))
 
     def take(self, at: Tensor) -> "Measurements":
         """Select measurements."""
@@ -275,8 +256,7 @@ class Gradient(Pointwise):
     """Index of the output, from 0."""
 
     def at(self, X: Any) -> Functionals:
-        points = _points(X)
-        m, d = points.shape
+        m, d = (points := _points(X)).shape
         directions = np.tile(np.eye(d), (m, 1))[:, None]
         return Functionals(points.repeat(d, 0)[:, None], np.zeros((m * d, 1)), directions, self.output)
 
@@ -361,12 +341,11 @@ def functionals_at(functional: "Pointwise | Functionals", X: Any = None) -> Func
     return functional.at(X)
 
 
-def check_observations(observations: Any) -> "list[Observations]":
+def check_observations(observations: Any) -> tuple[Observations, ...]:
     """Check that measurements were made by `Functionals.observed`."""
     if isinstance(observations, Observations | Functionals):
         raise InputError("observations must be a list: wrap a single one in [...]")
-    found = list(observations)
-    for one in found:
+    for one in (found := tuple(observations)):
         if not isinstance(one, Observations):
             raise InputError(f"{type(one).__name__} is not a measurement: attach values, functional.observed(y)")
     return found

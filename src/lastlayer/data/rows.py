@@ -186,7 +186,11 @@ class Rows:
             groups = groups if copies is None or groups is None else joined(copies, groups)
         if given.observations and scales.inputs is None:
             raise InputError("observations need a table: these inputs are integers, or have more than two dimensions")
-        beside = tuple(one.standardized(scales.inputs, scales.targets) for one in given.observations)
+        beside = (
+            ()
+            if scales.inputs is None
+            else tuple(Measurements.of(one, scales.inputs, scales.targets) for one in given.observations)
+        )
         weight = None if given.weight is None else torch.tensor(given.weight)
         return cls(Points(X, readings, weight), beside, scales, given, copies, groups)
 

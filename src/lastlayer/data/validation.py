@@ -49,7 +49,7 @@ def validated(
         None if sample_weight is None else check_weight(sample_weight, X),
         None if groups is None else check_groups(groups, len(X)),
         None if noise_std is None else check_noise_std(noise_std, T),
-        tuple(check_observations(observations)) if observations else (),
+        check_observations(observations),
         y_ndim=y.ndim,
     )
 

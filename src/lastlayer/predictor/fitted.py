@@ -18,7 +18,7 @@ from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.threads import threads_for
 from lastlayer.calibration.curve import LOG_FRACTION, Calibration, Curve, Tails
 from lastlayer.calibration.fit import SHARPNESS
-from lastlayer.data.observe import Functionals
+from lastlayer.data.observe import Functionals, StandardFunctionals
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import FARTHEST, Scales, Standardizer
 from lastlayer.errors import InputError
@@ -359,7 +359,7 @@ class Fitted:
                 if not 0 <= some.output < self.n_outputs:
                     raise InputError(f"output={some.output} is not one of the {self.n_outputs}: counted from 0")
                 linear = lambda z, j=some.output: formula.functions(TorchOps, self.state, z).linear(j)
-                affine = some.standardized(inputs).apply(linear, self.state.centre)
+                affine = StandardFunctionals.of(some, inputs).apply(linear, self.state.centre)
                 means.append(as_array(affine[:, 0]))
                 rows.append(as_array(affine[:, 1:]))
         return FunctionalPrediction(np.concatenate(means), np.concatenate(rows))

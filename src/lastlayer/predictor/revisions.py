@@ -18,7 +18,7 @@ from lastlayer.bayes.posterior import Posterior
 from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
 from lastlayer.calibration.fit import fit_curves
 from lastlayer.calibration.points import HeldOutPoints
-from lastlayer.data.observe import Observations
+from lastlayer.data.observe import Measurements, Observations
 from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import TorchOps
@@ -141,7 +141,8 @@ def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> F
     inputs = fitted.needs("an observation", linear=True, table=True).inputs
     assert inputs is not None
     place = fitted.settings.place
-    seen = [one.standardized(inputs, fitted.targets).to(place.torch_device, place.torch_dtype) for one in observations]
+    standard = (Measurements.of(one, inputs, fitted.targets) for one in observations)
+    seen = [one.to(place.torch_device, place.torch_dtype) for one in standard]
 
     def changed(member: Member) -> Member:
         linear, noise_var = partial(features_of, member.network), member.posterior.Sigma_E.diagonal()
