@@ -60,7 +60,8 @@ class ParquetSource(Pooled):
         """One pass, in which each process reads consecutive rows of the order of row groups."""
         totals = batch_lengths(self.n_rows, size)
         own = [process_group.local_count(total) for total in totals]
-        start = sum(_rows_of(rank, process_group.world_size, totals) for rank in range(process_group.rank))
+        rank, n = process_group.rank, process_group.world_size
+        start = sum(total // n * rank + min(rank, total % n) for total in totals)  # rows of the processes before
         order = Order.of(self.unit_rows, seed).within(start, start + sum(own))
         for total, rows in zip(totals[first:], self.pieces(order, own, size=size, first=first), strict=True):
             yield Batch.loaded(rows, total)
@@ -92,9 +93,9 @@ class ParquetSource(Pooled):
         kinds = _kinds(fragment)
         if missing := [name for name in self.columns if name not in kinds]:
             raise InputError(f"{fragment.path} has no columns {missing}; it has {sorted(kinds)}")
-        is_number = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
+        numeric = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
         for name in self.columns:
-            if not any(is_kind(kinds[name]) for is_kind in is_number):
+            if not any(is_kind(kinds[name]) for is_kind in numeric):
                 raise InputError(
                     f"column {name!r} of {fragment.path} is of type {kinds[name]}: a column must hold numbers in every "
                     "file; convert it, or encode text as numbers, before fit_source"
@@ -123,13 +124,6 @@ class ParquetSource(Pooled):
         stacked = lambda names: np.stack([columns[name] for name in names], axis=1)
         weight = None if self.sample_weight is None else columns[self.sample_weight]
         return stacked(self.inputs), stacked(self.targets), weight
-
-
-def _rows_of(rank: int, world_size: int, totals: list[int]) -> int:
-    """Rows of a process in a pass with batches of these lengths."""
-    lengths, times = np.unique(totals, return_counts=True)  # two lengths at most
-    group = ProcessGroup(rank, world_size)
-    return sum(int(n) * group.local_count(int(length)) for length, n in zip(lengths, times, strict=True))
 
 
 def _files(paths: str | Path | Sequence[str | Path]) -> str | list[str]:

@@ -184,13 +184,14 @@ class Rows:
             X = scales.inputs.forward(X)
             copies = near_groups(X.numpy(), readings.values.numpy()) if to_train else None
             groups = groups if copies is None or groups is None else joined(copies, groups)
-        if given.observations and scales.inputs is None:
-            raise InputError("observations need a table: these inputs are integers, or have more than two dimensions")
-        beside = (
-            ()
-            if scales.inputs is None
-            else tuple(Measurements.of(one, scales.inputs, scales.targets) for one in given.observations)
-        )
+        beside: tuple[Measurements, ...] = ()
+        if given.observations:
+            inputs = scales.inputs
+            if inputs is None:
+                raise InputError(
+                    "observations need a table: these inputs are integers, or have more than two dimensions"
+                )
+            beside = tuple(Measurements.of(one, inputs, scales.targets) for one in given.observations)
         weight = None if given.weight is None else torch.tensor(given.weight)
         return cls(Points(X, readings, weight), beside, scales, given, copies, groups)
 

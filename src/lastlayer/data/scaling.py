@@ -65,10 +65,6 @@ class Standardizer:
                 f"{len(rows)} rows (first: row {rows[0]}); drop or fix them"
             )
 
-    def to(self, device: torch.device | str) -> "Standardizer":
-        """Move to another device."""
-        return Standardizer(self.mean.to(device), self.scale.to(device))
-
 
 @dataclass(frozen=True)
 class Scales:

@@ -35,11 +35,8 @@ class Samples:
     """A batch from a loader: inputs of any structure, targets of any shape."""
 
     inputs: Inputs
-    """A tensor, a tuple of tensors or a dictionary of tensors."""
     y: Tensor
-    """Targets."""
     weight: Tensor | None = None
-    """Weights of the samples; None: 1."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -101,10 +98,8 @@ class LoaderSource:
     targets: str = "labels"
     weight: str = "sample_weight"
 
-    @property
-    def n_rows(self) -> int | None:
-        """None: samplers, workers and dropped batches make the number unknown before a pass."""
-        return None
+    n_rows = None
+    """Unknown before a pass, because of samplers, workers and dropped batches."""
 
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
@@ -124,26 +119,25 @@ class LoaderSource:
 
     def _parsed(self, item: Any) -> Samples:
         if isinstance(item, Mapping):
-            rest = dict(item)
-            if self.targets not in rest:
+            if self.targets not in item:
                 raise InputError(
-                    f"the loader gave a dictionary of {', '.join(map(repr, rest))} in place of one with "
+                    f"the loader gave a dictionary of {', '.join(map(repr, item))} in place of one with "
                     f"{self.targets!r}: name the entry that holds the targets, LoaderSource(loader, targets=...)"
                 )
-            y, weight = rest.pop(self.targets), rest.pop(self.weight, None)
-            return Samples(as_inputs(rest), torch.as_tensor(y), None if weight is None else torch.as_tensor(weight))
-        if not isinstance(item, (tuple, list)) or len(item) not in (2, 3):
+            X: Any = {name: value for name, value in item.items() if name not in (self.targets, self.weight)}
+            y, weight = item[self.targets], item.get(self.weight)
+        elif isinstance(item, (tuple, list)) and len(item) in (2, 3):
+            X, y, weight = (*item, None)[:3]
+        else:
             raise InputError(
                 f"the loader gave a {type(item).__name__} in place of (X, y) or (X, y, weight): wrap the dataset "
                 "so that every item is such a tuple, or a dictionary"
             )
-        X, y, *weights = item
-        return Samples(as_inputs(X), torch.as_tensor(y), torch.as_tensor(weights[0]) if weights else None)
+        return Samples(as_inputs(X), torch.as_tensor(y), None if weight is None else torch.as_tensor(weight))
 
     def _seeded(self, seed: int | None) -> Iterator[Any]:
         """Iterate with seeded generators, the loader's and torch's default one, and restore both."""
-        seed = 0 if seed is None else seed
-        generator = getattr(self.loader, "generator", None)
+        seed, generator = seed or 0, getattr(self.loader, "generator", None)
         items = isolated(self.loader, torch.default_generator, seed)
         if isinstance(generator, torch.Generator):
             items = isolated(items, generator, seed)
@@ -164,7 +158,7 @@ class SourceScales(Scales):
     n_rows: int
     """Rows in a pass over all processes."""
     count: float
-    """Sum of the weights."""
+    """Sum of their weights."""
 
 
 def scales_of(
@@ -172,11 +166,11 @@ def scales_of(
 ) -> SourceScales:
     """Compute the scalers from one pass over the rows of all processes."""
     total: Statistics | None = None
-    n_rows, is_table, common = 0, True, Digest()
+    n_rows, is_table, sizes = 0, True, Digest()
     found: dict[str, Any] = {"batches in a pass": 0}
     for batch in source.batches(size, process_group=process_group):
         is_table = batch.X.dim() == 2 and batch.X.is_floating_point()
-        common.add(str(batch.total))
+        sizes.add(str(batch.total))
         found |= batch.kind | {"batches in a pass": found["batches in a pass"] + 1}
         if digest is not None:
             digest.add(batch.X, batch.T, batch.weight)
@@ -185,14 +179,14 @@ def scales_of(
         part = Statistics.from_linear_features(columns, batch.T.double(), sample_weight=batch.weight)
         total = part if total is None else total + part
         n_rows += batch.total
-    process_group.agree(found | {"rows in a pass": n_rows, "digest of the batches' sizes": str(common)})
+    process_group.agree(found | {"rows in a pass": n_rows, "digest of the batches' sizes": str(sizes)})
     if total is None or n_rows < 2:
         raise InputError(f"the source gave {n_rows} rows in its first pass: at least 2 are needed")
     total = process_group.reduce(total)
-    both = Standardizer.of_moments(total.mean, total.scatter.diagonal() / total.count, n_rows)
-    k = total.n_linear
-    inputs = Standardizer(both.mean[:k], both.scale[:k]) if is_table else None
-    return SourceScales(inputs, Standardizer(both.mean[k:], both.scale[k:]), n_rows, float(total.count))
+    k, var = total.n_linear, total.scatter.diagonal() / total.count
+    parts = (slice(k), slice(k, None))
+    inputs, targets = (Standardizer.of_moments(total.mean[at], var[at], n_rows) for at in parts)
+    return SourceScales(inputs if is_table else None, targets, n_rows, float(total.count))
 
 
 @dataclass(frozen=True)
@@ -277,7 +271,8 @@ class Pooled:
             if not todo or 0 < n <= todo[0].start - position:
                 position += n
                 continue
-            read = _joined([_taken(self.read(int(order.units[i])), order.kept(i)) for i in pool.tolist()])
+            each = zip(order.units[pool].tolist(), order.starts[pool], order.stops[pool], strict=True)
+            read = _joined([_taken(self.read(unit), slice(start, stop)) for unit, start, stop in each])
             skipped = max(0, todo[0].start - position) if held is None else 0
             held = _joined([held, _taken(read, shuffled[skipped:])])
             position += n
@@ -318,10 +313,6 @@ class Order:
     def rows(self) -> Int[ndarray, " u"]:
         """Rows used of each unit."""
         return self.stops - self.starts
-
-    def kept(self, i: int) -> slice:
-        """Return the range of rows used from a unit."""
-        return slice(int(self.starts[i]), int(self.stops[i]))
 
     def pools(self, at_least: int) -> "list[Int[ndarray, ' n']]":
         """Group the units into pools that are in memory together."""

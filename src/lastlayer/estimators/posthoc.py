@@ -143,7 +143,7 @@ def attach(
         unit = Standardizer(torch.zeros(X.shape[1]).double(), torch.ones(X.shape[1]).double())
         fitted = Fitted(
             inputs=unit if X.dim() == 2 else None,
-            targets=targets.to("cpu"),
+            targets=Standardizer(targets.mean.cpu(), targets.scale.cpu()),
             members=(Member(stage.network if is_table else nn.Identity(), exact),),
             sample_cost=sample_cost,
             settings=resolve(model.get_params(deep=False), Shape(None, calibration is not None), seed=0),
