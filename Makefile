@@ -19,7 +19,7 @@ CORE_TESTS := adam calibration copies crossfit encoding evidence extrapolation f
 	members metrics model module posterior prediction recursion regressor settings stack statistics training unseen
 # benchmarks in the environment of the peers, and those that take their number of threads as an option
 WITH_PEERS := exactness fit observe outside peers scale uci
-THREADS    := core fit imports members peers predict scale training
+THREADS    := core fit imports peers predict scale training
 
 .PHONY: help test coverage lint study study-20 test-browser test-engines test-lowest test-package docs release mutants lock clean
 .SECONDARY:
@@ -66,7 +66,7 @@ study-20: $(READY)
 study-%: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.control_studies.$* $(ARGS)
 
-# such as make bench-fit ARGS="--rows 300,1000 --methods lastlayer,CatBoost", or make bench-uci DATA=folder
+# such as make bench-fit ARGS="--rows 300,1000 --methods lastlayer,NGBoost", or make bench-uci DATA=folder
 bench-%: $$(if $$(filter $$*,$$(WITH_PEERS)),.venv-peers,.venv)/.ready
 	$(if $(filter $*,$(THREADS)),,OMP_NUM_THREADS=1) $(<D)/bin/python -m benchmarks.$* $(if $(DATA),--data "$(DATA)") $(ARGS)
 

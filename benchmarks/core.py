@@ -12,7 +12,6 @@ import timeit
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from benchmarks.runner import options_of
-from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios, time_in_turns
+from benchmarks.timing import Ratio, Timing, describe_machine, memory, print_ratios, time_in_turns
 from lastlayer import BLLRegressor, formula
 from lastlayer._internal.numbers import LOG_2PI
 from lastlayer.bayes.evidence import profiled_nlml
@@ -114,19 +113,13 @@ def value_and_gradient(form: EvidenceForm, Phi: Tensor, T: Tensor, log_alpha: Te
     return J.detach(), d_Phi[:, :-1], d_log_alpha
 
 
-def resident_peak() -> float:
-    """Largest resident memory of this process in bytes; ru_maxrss would start at that of the parent process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(float(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
 def report_peak(form: EvidenceForm, rows: int) -> None:
     """Print by how much one evaluation raises the resident peak; runs in a separate process."""
     problem = evidence_problem(rows)
     value_and_gradient(form, *evidence_problem(300))  # loads the libraries
-    before = resident_peak()
+    before = memory("VmHWM")  # ru_maxrss would start at that of the parent process
     value_and_gradient(form, *problem)
-    print(resident_peak() - before)
+    print(2**20 * (memory("VmHWM") - before))
 
 
 def peak_bytes(form: str, shrink: int) -> float:

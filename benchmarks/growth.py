@@ -2,6 +2,7 @@
 
 Every point is the fastest of a few repeats; memory is the increase of the process's peak during one call. The slope of
 the last points is printed: 1 for a cost linear in m, 2 for products of p features, 3 for their factorisation.
+`python -m benchmarks.fit --growth` measures a whole fit against rows.
 """
 
 import argparse

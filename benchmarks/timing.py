@@ -2,10 +2,12 @@
 
 import os
 import platform
+import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -78,18 +80,19 @@ def timed(work: Callable[[], Done]) -> tuple[Done, float, float]:
     return done, cpu, wall
 
 
+def memory(kind: str = "VmRSS", file: str = "/proc/self/status") -> float:
+    """Megabytes of this process: resident ones, or those in another line of such a file."""
+    lines = Path(file).read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
+
+
 def peak_of(work: Callable[[], object], *, kind: str = "VmRSS", every: float = 0.0005) -> float:
     """By how many megabytes a call raises the process's resident memory, or another line of /proc/self/status."""
-
-    def now() -> float:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
-
-    before, peak, done = now(), [0.0], threading.Event()
+    before, peak, done = memory(kind), [0.0], threading.Event()
 
     def watch() -> None:
         while not done.wait(every):
-            peak[0] = max(peak[0], now())
+            peak[0] = max(peak[0], memory(kind))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -97,6 +100,22 @@ def peak_of(work: Callable[[], object], *, kind: str = "VmRSS", every: float = 0
     done.set()
     watcher.join()
     return peak[0] - before
+
+
+@contextmanager
+def stopped_after(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError where the work takes longer on the wall; between two lines of Python, in the main thread."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"stopped after {seconds:,.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def describe_machine() -> str:

@@ -1,8 +1,10 @@
 """Benchmarks: every command runs at a tiny size, the runner resumes, and made functions are what their pages say."""
 
 import itertools
+import os
 import pickle
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -93,7 +95,6 @@ RUNS = {
     "growth": ("--ms 64 128 --ps 8 16 --qs 1 2 --m 64 --p 8 --out OUT/growth.png", {"REPEATS": 1}, "against m, slope"),
     "imports": ("--repeats 1", {"PROGRAMS": dict.fromkeys(("torch", "torch, lastlayer"), "")}, "importing torch"),
     "lines": ("", {}, "per line of code"),
-    "members": ("", {"BLLRegressor": one_network, "ROWS": 40}, "ratio of processor seconds"),
     "observe": ("--quick --seeds 1", {"BLLRegressor": one_network, **SIZES}, "energies and n gradients"),
     "online": ("--rows 12 --epochs 2", {"FITTED": 40, "TUNING": 12, "BLLRegressor": quick}, "lower bound"),
     "outside": ("--seeds 1 --processes 2 --functions linear --methods exact_process", {}, "mean of all"),
@@ -183,28 +184,75 @@ def test_wrong_words_are_answered_with_the_right_ones(folder, tmp_path, changes,
     refused(re.escape(message), import_module("benchmarks.uci.__main__").main, words, error=SystemExit)
 
 
-def test_fit_writes_table_and_figure_and_fails_softly(tmp_path, monkeypatch, capsys):
-    chosen = {"lastlayer": mean_of_targets("lastlayer"), "CatBoost": mean_of_targets("CatBoost", fails=True)}
-    monkeypatch.setattr(fit, "METHODS", chosen | {"exact GP": mean_of_targets("exact GP")})
+@pytest.fixture
+def in_this_process(monkeypatch):
     monkeypatch.setattr(runner, "_alone", runner._outcome)
-    monkeypatch.setattr(fit, "free_memory", lambda: 1e-6)
+    before = torch.get_num_threads(), dict(os.environ)
+    yield
+    torch.set_num_threads(before[0])
+    os.environ.clear()
+    os.environ.update(before[1])
+
+
+OTHERS = ("CatBoost", "chimeraboost", "exact GP")
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_fit_writes_table_and_figure_and_fails_softly(folder, tmp_path, monkeypatch, capsys):
+    chosen = {name: mean_of_targets(name, fails=name == "chimeraboost") for name in ("lastlayer", *OTHERS)}
+    monkeypatch.setattr(fit, "METHODS", chosen)
+    monkeypatch.setattr(fit, "MATRICES", 1e9)
     monkeypatch.setattr(fit, "timed", lambda work: (work(), 2.0, 1.0))
-    words = ["--rows", "300,100", "--threads", "1", "--out", str(tmp_path)]
+    words = ["--threads", "1", "--out", str(tmp_path / "out")]
+    compared = [*words, "--rows", "300,100", "--methods", ",".join(chosen), "--data", str(folder), "--splits", "2"]
     with pytest.raises(SystemExit):
-        fit.main(words)
+        fit.main(compared)
     out = capsys.readouterr().out
     lines = [line.split() for line in out.splitlines()]
-    assert ["100", "lastlayer"] in [line[:2] for line in lines]
-    assert "CatBoost      not measured: RuntimeError: no luck" in out
-    assert "exact GP      not measured: needs about 0 GB of memory, 0 GB are free" in out
-    assert "failed: 300 rows, CatBoost: RuntimeError: no luck" in out
-    assert {p.name for p in tmp_path.iterdir()} == {"fit.jsonl", "fit.png", "fit.txt"}
-    before = (tmp_path / "fit.jsonl").read_text()
-    fit.main([*words, "--methods", "lastlayer"])
-    assert (tmp_path / "fit.jsonl").read_text() == before
-    first = next(iter(runner.Store(tmp_path / "fit.jsonl", fit.Result).results.values()))
-    slow = [replace(first, method="CatBoost", seconds=100.0)]
-    assert fit.unable(fit.Job("CatBoost", 300, 1), slow, 50.0) == "100 s for 100 rows, above the limit of 50 s"
+    assert ["100", "lastlayer", "2.00", "1.00", "1.00"] in [line[:5] for line in lines]
+    assert ["first", "54", "lastlayer", "2.00", "1.00", "1.00"] in [line[:6] for line in lines]
+    assert "chimeraboost      not measured: RuntimeError: no luck" in out
+    assert "exact GP          not measured: needs about 80,000 GB of memory, " in out
+    assert "failed: made, 300 rows, chimeraboost: RuntimeError: no luck" in out
+    store = tmp_path / "out" / "fit.jsonl"
+    assert {p.name for p in store.parent.iterdir()} == {"fit.jsonl", "fit.png", "fit.txt"}
+    before = store.read_text()
+    fit.main([*compared, "--methods", "lastlayer"])
+    assert store.read_text() == before
+    kept = {(r.data, r.rows, r.method): r for r in runner.Store(store, fit.Result).results.values()}
+    parts = [load_folder(folder, ["first"])[0].parts("given", split) for split in (0, 1)]
+    each = [score(chosen["lastlayer"].fit(X, y, None)(Z), t) for X, y, Z, t in parts]
+    assert kept["first", 54, "lastlayer"].scores.crps == pytest.approx(np.mean([scores.crps for scores in each]))
+    slow = [replace(kept["made", 100, "CatBoost"], seconds=100.0)]
+    assert fit.unable(fit.Job("CatBoost", 300), slow, 50.0) == "100 s for 100 rows, above the limit of 50 s"
+    fit.main([*words, "--growth", "--rows", "20,40"])
+    assert {"growth.txt", "growth.png"} < {p.name for p in store.parent.iterdir()}
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_fit_is_stopped_at_its_limit(tmp_path, monkeypatch, capsys):
+    fits = iter(["warm-up"])
+
+    def fit_for_long(X, y, task):
+        if not next(fits, None):
+            time.sleep(60)
+
+    monkeypatch.setattr(fit, "METHODS", {"lastlayer": Method("lastlayer", "other", "", fit_for_long)})
+    refused("^1$", fit.main, ["--growth", "--rows", "20", "--limit", "0.01", "--out", str(tmp_path)], error=SystemExit)
+    assert "not measured: TimeoutError: stopped after 0 s" in capsys.readouterr().out
+
+
+def test_the_ceiling_holds_for_a_fit_within_the_recorded_ratio_and_refuses_one_above(monkeypatch, capsys):
+    monkeypatch.setattr(fit, "BLLRegressor", one_network)
+    monkeypatch.setattr(fit, "PRODUCTS", 1)
+    monkeypatch.setattr(fit, "REPEATS", 1)
+    monkeypatch.setattr(fit, "CEILING", {20: 1e6})
+    fit.main(["--ceiling"])
+    assert "1000000.00  within 1.1 times" in capsys.readouterr().out
+    monkeypatch.setattr(fit, "CEILING", {20: 0.0})
+    refused("costs more", fit.main, ["--ceiling"], error=SystemExit)
+    fit.main(["--ceiling", "--record"])
+    assert "CEILING = {20: " in capsys.readouterr().out
 
 
 @dataclass(frozen=True)
@@ -266,7 +314,7 @@ def test_some_tasks_cannot_be_run_and_failures_end_the_program(tmp_path, capsys)
 def test_jobs_are_found_by_other_processes():
     """What is defined in the __main__ of a package is not."""
     fitted = outside.Fitted("sine", "NGBoost", 0)
-    for job in (bo_methods.Job("Branin", "random", 0, 1), fitted, fit.Job("lastlayer", 60, 1)):
+    for job in (bo_methods.Job("Branin", "random", 0, 1), fitted, fit.Job("lastlayer", 60)):
         assert not type(job).__module__.endswith("__main__")
         assert pickle.loads(pickle.dumps(job)) == job
 

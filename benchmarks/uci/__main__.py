@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from benchmarks import runner
@@ -36,11 +35,9 @@ class Job(runner.Job):
         return self.task.data, self.task.kind, self.task.split, self.method.name, self.method.config
 
     def run(self) -> Result:
-        test = self.table.test_rows(self.task.kind, self.task.split)
-        train = np.setdiff1d(np.arange(len(self.table.X)), test)
-        X, y, versions = self.table.X, self.table.y, runner.versions(self.method.packages)
-        prediction, cpu, wall = timed(lambda: self.method.fit(X[train], y[train], self.task)(X[test]))
-        scores = score(prediction, y[test])
+        X, y, X_test, y_test = self.table.parts(self.task.kind, self.task.split)
+        prediction, cpu, wall = timed(lambda: self.method.fit(X, y, self.task)(X_test))
+        scores, versions = score(prediction, y_test), runner.versions(self.method.packages)
         return Result(*self.key, scores, round(cpu, 3), round(wall, 3), self.task.device, versions)
 
 

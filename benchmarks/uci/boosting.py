@@ -1,8 +1,9 @@
-"""Quantiles by gradient boosting: one model per level, with scikit-learn's histogram trees."""
+"""Quantiles by gradient boosting: one of scikit-learn's models per level, or one of chimeraboost for all."""
 
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from numpy import ndarray
 from sklearn.ensemble import HistGradientBoostingRegressor
@@ -35,6 +36,13 @@ def boosting(X: ndarray, y: ndarray, task: Task) -> Predict:
         return Quantiles(LEVELS, values, np.asarray(mean.predict(X), float))
 
     return predict
+
+
+def chimeraboost(X: ndarray, y: ndarray, task: Task) -> Predict:
+    from chimeraboost import ChimeraBoostQuantileRegressor
+
+    model = ChimeraBoostQuantileRegressor(random_state=task.seed, thread_count=torch.get_num_threads()).fit(X, y)
+    return lambda X: Quantiles(model.quantiles_, model.predict(X).T, model.predict(X, kind="mean"))
 
 
 def _model(shape: tuple[int, int], trees: int, seed: int, level: float | None) -> Any:

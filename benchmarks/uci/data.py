@@ -47,6 +47,12 @@ class Table:
             raise InputError(f"{self.name} has no split {split}: it has {sorted(self.given)}")
         return self.given[split]
 
+    def parts(self, kind: str, split: int) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+        """Inputs and targets to fit, and those to predict."""
+        test = self.test_rows(kind, split)
+        train = np.setdiff1d(np.arange(len(self.X)), test)
+        return self.X[train], self.y[train], self.X[test], self.y[test]
+
 
 def outer_rows(X: Float[ndarray, "m d"], *, highest: bool) -> Int[ndarray, " t"]:
     """Select the tenth of the rows at one end of the first principal direction of the standardised inputs.
