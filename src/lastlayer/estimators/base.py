@@ -72,7 +72,7 @@ class LastLayerRegressor(BaseRegressor):
     """The network of a model whose `fitted_` takes features, see `attach`."""
 
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
-        """Predict the targets: their mean, or with `likelihood="lognormal"` their median.
+        """Predict the targets: their mean, or with `likelihood="lognormal"` their median, shaped like y in `fit`.
 
         The mean of a log-normal, `predictive(X).mean`, is governed by rare huge values, and astronomical far outside
         the data. Standard deviations and covariances include the noise.
@@ -82,16 +82,7 @@ class LastLayerRegressor(BaseRegressor):
         X : array-like of shape (m, d)
             Inputs.
         return_std, return_cov : bool, default False
-            Whether to return the standard deviation as well, or the covariance between the points.
-
-        Returns
-        -------
-        point : ndarray of shape (m,) or (m, q)
-            Mean or median, shaped like y in `fit`.
-        std : ndarray of shape (m,) or (m, q)
-            Only with `return_std`.
-        cov : ndarray of shape (m, m) or (m, m, q)
-            One matrix per output; only with `return_cov`.
+            Whether to return (point, std), or (point, cov) with the covariance between the points, a matrix per output.
         """
         if return_std and return_cov:
             raise InputError("return_std and return_cov are both set: set one; the diagonal of the covariance is std^2")

@@ -443,6 +443,11 @@ class BLLRegressor(LastLayerRegressor):
     def _restore(cls, tensors: dict[str, Tensor], header: dict[str, Any], backbone: nn.Module | None) -> "BLLRegressor":
         if header["model"] != cls.__name__:
             raise ValueError(f"it holds a {header['model']}")
+        if backbone is None:  # before a network is built that the file has no numbers for
+            widths = [header["about"]["n_features_in"], *header["settings"]["network"]["hidden"]]
+            wanted = sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths))
+            if not all(isinstance(width, int) for width in widths) or wanted > sum(t.numel() for t in tensors.values()):
+                raise ValueError(f"a network of layers {widths} is not in it")
         options = header["training"]
         training = None if options is None else checked.instance(TrainingOptions, options)
         model = cls(**header["parameters"], backbone=backbone, training=training)
@@ -507,18 +512,8 @@ def unpacked(
             f"{path} was fitted with a backbone: pass a module of the same architecture, load(path, backbone=...)"
         )
     try:
-        if backbone is None:
-            _check_size(tensors, header)
         return BLLRegressor._restore(tensors, header, backbone)
     except Exception as error:  # an intact file may still hold anything
         raise files.ModelFileError(
             f"{path} does not fit this version of lastlayer or this backbone: {error}"
         ) from error
-
-
-def _check_size(tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    """Refuse a header that describes a larger network than the file has numbers for."""
-    widths = [header["about"]["n_features_in"], *header["settings"]["network"]["hidden"]]
-    wanted = sum(fan_in * fan_out for fan_in, fan_out in pairwise(widths))
-    if not all(isinstance(width, int) for width in widths) or wanted > sum(t.numel() for t in tensors.values()):
-        raise ValueError(f"a network of layers {widths} is not in it")

@@ -17,8 +17,7 @@ from lastlayer.settings.types import NETWORK, Family, Fourier, Linear, Settings
 
 Backbone = nn.Module | Callable[[], nn.Module]
 ENCODED_SKIP = 0.3
-"""Scale of inputs passed on next to encoded ones: enough for a variance that grows outside the data, too small for the
-mean to extrapolate with them."""
+"""Scale of inputs passed on next to encoded ones: the variance grows outside the data, the mean hardly follows them."""
 
 
 def encoded(encoding: PiecewiseEncoding, network: nn.Module, n_inputs: int) -> InputSkip:

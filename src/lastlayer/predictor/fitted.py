@@ -35,9 +35,7 @@ from lastlayer.predictor.module import Predictor
 from lastlayer.settings.types import FOURIER, Family, Given, Settings
 
 CACHED = 2**16
-"""Numbers of an intermediate array per thread: half a megabyte stays in the cache, and in the memory of the process.
-Larger blocks are returned to the system and requested again at every step, which can cost more than their arithmetic.
-"""
+"""Numbers of an intermediate array per thread: larger ones leave the cache, and are allocated anew at every step."""
 _double = partial(torch.as_tensor, dtype=torch.float64)
 """Numbers as a tensor, scalars included, since ONNX would keep Python's numbers in float32."""
 
@@ -49,11 +47,7 @@ class Extrapolation:
     affine_cost: Float[ndarray, " m"]
     """Affine cost at alpha*, the variance of the function over that of the noise (Theorem 2); mean over the members."""
     quantile: Float[ndarray, " m"]
-    """Fraction of training points that would cost less if they were new; 1: farther out than all of them.
-
-    That is judged by the mean cost of the members, and in a mixture by the Gaussian process and the additive model
-    alone, too: on average over all members, a new value of one input may look familiar.
-    """
+    """Share of training points that would cost less if new; 1: outside, be it only for process or additive model."""
 
 
 @dataclass(frozen=True, eq=False)
