@@ -19,7 +19,7 @@ from lastlayer.integrations.export.bundle import Bundle
 from lastlayer.online import OnlineModel
 from lastlayer.predictions.joint import JointPrediction
 from lastlayer.predictions.mixture import MixturePrediction
-from lastlayer.predictions.shapes import align
+from lastlayer.predictions.prediction import align
 from lastlayer.studies.baselines import BayesByBackpropRegressor, BLRRegressor
 
 M = 7

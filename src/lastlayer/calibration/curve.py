@@ -138,17 +138,11 @@ class StackedCurves(NamedTuple):
         log_noise, log_slope, log_power, log_trust = of_each(numbers[:, None], n_outputs)
         return cls(log_noise, log_slope, np.exp(log_power), log_trust)
 
-    def slopes(
-        self,
-        by_noise: Float[ndarray, "c q"],
-        by_slope: Float[ndarray, "c q"],
-        by_trust: Float[ndarray, " c"],
-        by_shape: Float[ndarray, "c n q"],
-        shape: Float[ndarray, "c n #q"],
-    ) -> Float[ndarray, "c p"]:
-        """Slopes with respect to the parameters, given those with respect to the logs of a, b, trust and v^gamma."""
+    @staticmethod
+    def slopes(noise: ndarray, slope: ndarray, trust: ndarray, by_shape: ndarray, shape: ndarray) -> ndarray:
+        """Slopes (c, p) in the parameters, given those in the logs of a, b (c, q), trust (c,) and v^gamma (c, n, q)."""
         by_power = (by_shape * shape).sum((1, 2))  # the shape, gamma log v, is its own slope in log gamma
-        return np.concatenate([by_noise, by_slope, by_power[:, None], by_trust[:, None]], axis=1)
+        return np.concatenate([noise, slope, by_power[:, None], trust[:, None]], axis=1)
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,7 @@ from lastlayer.likelihoods.base import Gaussian, HeldOutReadings, Likelihood, Pr
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 
 NO_MIXTURE = np.array([-math.inf, 0.0, -math.inf, -math.inf])
-"""Logit of the tails' share, log of their factor, log precision of the shrinkage, log factor of the process outside the
-data, at values that switch all of them off.
-"""
+"""Values of `OF_MIXTURE` that switch all of them off."""
 NO_FACTOR = torch.zeros(())
 SHARPNESS = 1.0
 """Members are weighted by this power of their precision."""
@@ -47,10 +45,7 @@ AT_ONCE = 10_000
 UNKNOWN, MANY_UNKNOWN = 3, 8.0
 """Parameters of a curve that are found from the points, and the smallest number of points assumed for widening it."""
 DECIDING_POINTS, DECIDING_UNITS, WORTH = 150, 3, 0.01
-"""Points, units and gain in log density required to find that the noise depends on the input.
-
-At least so many points (at most four times as many are used), a head of so many units, and at least so large a gain.
-"""
+"""For noise that depends on the input: fewest points (four times as many are used at most), units, and least gain."""
 DENSE = 200
 """Number of parameters up to which a dense matrix of curvatures is cheap."""
 

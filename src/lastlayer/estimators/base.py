@@ -22,8 +22,7 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.stage import FeatureStage, StagedPredictor
 from lastlayer.networks.mlp import copied
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
-from lastlayer.predictions.prediction import Prediction
-from lastlayer.predictions.shapes import like_targets
+from lastlayer.predictions.prediction import Prediction, like_targets
 from lastlayer.predictor import revisions
 from lastlayer.predictor.fitted import Extrapolation, Fitted
 from lastlayer.predictor.member import Member

@@ -29,8 +29,7 @@ from lastlayer.online.arrays import Features, Look, ModelArrays
 from lastlayer.online.drift import Drift, DriftMonitor, SavedMonitor
 from lastlayer.online.layers import FeatureRows, LayerStack
 from lastlayer.online.memory import ExponentialForgetting, KeepAll, Memory, SlidingWindow
-from lastlayer.predictions.prediction import Prediction
-from lastlayer.predictions.shapes import like_targets
+from lastlayer.predictions.prediction import Prediction, like_targets
 from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import check_predictions
 from lastlayer.predictor.fitted import Fitted, as_fitted

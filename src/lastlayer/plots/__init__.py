@@ -18,8 +18,7 @@ from lastlayer.explain import Dependence, Importance, additive_effects
 from lastlayer.plots import drawing
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, PURPLE, faint, finish, log_axis, padded, panels, some
 from lastlayer.predictions.metrics import LEVELS, calibration_error, rmse
-from lastlayer.predictions.prediction import Prediction
-from lastlayer.predictions.shapes import align
+from lastlayer.predictions.prediction import Prediction, align
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

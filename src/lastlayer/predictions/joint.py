@@ -9,7 +9,7 @@ from scipy.special import ndtri
 
 from lastlayer.errors import InputError
 from lastlayer.formula.joint import Functions
-from lastlayer.predictions.shapes import like_targets
+from lastlayer.predictions.prediction import like_targets
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from lastlayer.errors import InputError
-from lastlayer.predictions.prediction import Prediction
-from lastlayer.predictions.shapes import align
+from lastlayer.predictions.prediction import Prediction, align
 
 LEVELS = np.linspace(0.05, 0.95, 19)
 

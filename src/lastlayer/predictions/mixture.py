@@ -14,8 +14,7 @@ from lastlayer._internal.density import gaussian_log_prob
 from lastlayer.errors import InputError, check_choice
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.formula.predictive import TINY, merged, mixture_quantile, output_cov
-from lastlayer.predictions.prediction import Bounds, Prediction, Targets
-from lastlayer.predictions.shapes import like_targets
+from lastlayer.predictions.prediction import Bounds, Prediction, Targets, like_targets
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,6 @@ from jaxtyping import Bool, Float, Real
 from numpy import ndarray
 
 from lastlayer.errors import InputError, need
-from lastlayer.predictions.shapes import align, like_targets
 
 Targets: TypeAlias = Real[ndarray, "m q"] | Real[ndarray, " m"]
 Bounds: TypeAlias = tuple[Float[ndarray, "m *q"], Float[ndarray, "m *q"]]
@@ -191,3 +190,19 @@ class Prediction(ABC):
 
     def _like_targets(self, values: Float[ndarray, "*s q"]) -> Float[ndarray, "*t"]:
         return like_targets(values, self.y_ndim)
+
+
+def like_targets(values: Float[ndarray, "*s q"], y_ndim: int) -> Float[ndarray, "*t"]:
+    """Values of each output in the shape of the targets: 1-D targets have no axis for their single output."""
+    return values[..., 0] if y_ndim == 1 else values
+
+
+def align(y: Any, shape: tuple[int, ...]) -> Float[ndarray, "m q"]:
+    """Targets of m points and q outputs as (m, q); an error for any other shape, as nothing is broadcast."""
+    given, (m, q) = np.asarray(y, dtype=float), shape
+    if given.shape != (m, q) and not (q == 1 and given.shape == (m,)):
+        raise InputError(
+            f"targets have shape {given.shape}, but the prediction is of {m} points and {q} outputs: give "
+            f"targets of shape ({m}, {q}){f' or ({m},)' if q == 1 else ''}"
+        )
+    return given.reshape(m, q)
