@@ -27,6 +27,7 @@ MOVES = re.compile(
 UNARY = re.compile("acos|asin|atan|ceil|cos|cosh|erf|exp|expm1|floor|log|log1p|sign|sin|sinh|sqrt|tan|tanh")
 POINTWISE: dict[str, Callable[..., Any]] = {
     "abs": lambda ca, a: ca.fabs(a),
+    "add": lambda ca, a, b, alpha=1.0: a + alpha * b,
     "div": lambda ca, a, b: a / b,
     "maximum": lambda ca, a, b: ca.fmax(a, b),
     "minimum": lambda ca, a, b: ca.fmin(a, b),
@@ -37,6 +38,7 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda ca, a: 1 / ca.sqrt(a),
     "rsub": lambda ca, a, b: b - a,
     "square": lambda ca, a: a * a,
+    "sub": lambda ca, a, b, alpha=1.0: a - alpha * b,
 }
 
 
@@ -107,7 +109,7 @@ class _Reader:
         if UNARY.fullmatch(name):
             return self.map(getattr(self.ca, name), args[0])
         if name in POINTWISE:
-            return self.map(partial(POINTWISE[name], self.ca), *args)
+            return self.map(partial(POINTWISE[name], self.ca, **words), *args)
         own = getattr(self, f"op_{name}", None)
         if own is not None:
             return own(*args, **words)
@@ -166,12 +168,6 @@ class _Reader:
 
     # operations, with the arguments that torch passes
 
-    def op_add(self, x: Any, y: Any, alpha: float = 1.0) -> Array:
-        return self.map(lambda a, b: a + alpha * b, x, y)
-
-    def op_sub(self, x: Any, y: Any, alpha: float = 1.0) -> Array:
-        return self.op_add(x, y, -alpha)
-
     def op_clamp(self, x: Array, low: float | None = None, high: float | None = None) -> Array:
         above = x if low is None else self.map(lambda a: self.ca.fmax(a, low), x)
         return above if high is None else self.map(lambda a: self.ca.fmin(a, high), above)
@@ -186,14 +182,14 @@ class _Reader:
         return self.over(x, dims, keep, lambda a: self.ca.horzcat(*map(self.ca.mmax, self.ca.horzsplit(a))))
 
     def op_softmax(self, x: Array, dim: int, *_: Any) -> Array:
-        shares = self.map(self.ca.exp, self.op_sub(x, self.op_amax(x, dim, True)))
+        shares = self.map(lambda a, top: self.ca.exp(a - top), x, self.op_amax(x, dim, True))
         return self.map(operator.truediv, shares, self.op_sum(shares, dim, True))
 
     def op_linear(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
         n, k = weight.shape
         W, columns = self.ca.reshape(weight.column, k, n).T, self.ca.reshape(x.column, k, -1)
         out = Array(self.ca.vec(self.ca.mtimes(W, columns, self.ops.blas)), (*x.shape[:-1], n))
-        return out if bias is None else self.op_add(out, bias)
+        return self.affine(out, bias)
 
     def op_matmul(self, x: Array, y: Array) -> Array:
         """Product of batches of matrices."""
@@ -207,21 +203,21 @@ class _Reader:
     op_bmm = op_mm = op_matmul
 
     def op_addmm(self, bias: Array, x: Array, y: Array) -> Array:
-        return self.op_add(self.op_matmul(x, y), bias)
+        return self.affine(self.op_matmul(x, y), bias)
 
     def op_scaled_dot_product_attention(self, q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
         turned = self.move(torch.Tensor.transpose, (k, -2, -1))
         scores = self.map(lambda a: a / math.sqrt(q.shape[-1]), self.op_matmul(q, turned))
-        return self.op_matmul(self.op_softmax(scores if mask is None else self.op_add(scores, mask), -1), v)
+        return self.op_matmul(self.op_softmax(self.affine(scores, mask), -1), v)
 
     def op_layer_norm(
         self, x: Array, shape: Sequence[int], weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
     ) -> Array:
         dims = list(range(-len(shape), 0))
-        apart = self.op_sub(x, self.op_mean(x, dims, True))
+        apart = self.map(operator.sub, x, self.op_mean(x, dims, True))
         var = self.op_mean(self.map(lambda a: a * a, apart), dims, True)
         out = self.map(lambda a, v: a / self.ca.sqrt(v + eps), apart, var)
-        return self.scaled(out, weight, bias)
+        return self.affine(out, bias, weight)
 
     def op_native_batch_norm_legit_no_training(
         self, x: Array, weight: Any, bias: Any, mean: Array, var: Array, _: float, eps: float
@@ -229,11 +225,11 @@ class _Reader:
         over = (1, -1, *[1] * (len(x.shape) - 2))  # channels are the second dimension
         mean, var, weight, bias = (p and self.move(torch.Tensor.view, (p, over)) for p in (mean, var, weight, bias))
         out = self.map(lambda a, m, v: (a - m) / self.ca.sqrt(v + eps), x, mean, var)
-        return [self.scaled(out, weight, bias)]
+        return [self.affine(out, bias, weight)]
 
-    def scaled(self, x: Array, weight: Array | None, bias: Array | None) -> Array:
+    def affine(self, x: Array, bias: Array | None, weight: Array | None = None) -> Array:
         out = x if weight is None else self.map(operator.mul, x, weight)
-        return out if bias is None else self.op_add(out, bias)
+        return out if bias is None else self.map(operator.add, out, bias)
 
     def op_cdist(self, x: Array, y: Array, p: float = 2.0, *_: Any) -> Array:
         if p != 2.0:

@@ -79,9 +79,7 @@ class LinearGaussian(nn.Module):
         between, var = half @ half.mT, self.scale.square()
         mean = rows.mean if self.M is None else rows.mean + self._move(rows, self.M)
         n_outputs = rows.mean.shape[-1]
-        if len(var) == 1:
-            cov = to_linear_operator(_jittered(var * between[..., 0, :, :], n_outputs))
-        elif between.shape[-3] == 1:
+        if len(var) > between.shape[-3]:
             K = _jittered(between[..., 0, :, :])
             cov = KroneckerProductLinearOperator(K, DiagLinearOperator(var.expand(*K.shape[:-2], -1)))
         else:
