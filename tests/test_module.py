@@ -105,7 +105,7 @@ def one_graph(monkeypatch):
 @cache
 def the_graph():
     X = torch.tensor(far(data()[0], 2))
-    return onnx_program(OnnxModule(fitted("alpha tuned"), "float64", "float64"), X, dynamic_rows=True)
+    return onnx_program(OnnxModule(fitted("alpha tuned"), "float64", "float64"), X)
 
 
 @needs_onnx

@@ -71,7 +71,7 @@ def to_onnx(
     failures: list[Exception] = []
     for network in inner:
         try:
-            program = onnx_program(OnnxModule(fitted, dtype, network), torch.from_numpy(points[:2]), dynamic_rows=True)
+            program = onnx_program(OnnxModule(fitted, dtype, network), torch.from_numpy(points[:2]))
             _name(program.model)
             _describe(program.model, fitted, {"dtype": dtype, "network": network}, inputs, targets)
             content = program.model_proto.SerializeToString()
@@ -111,9 +111,9 @@ class OnnxModule(nn.Module):
         return tuple(values[name][: x.shape[0]].to(self.dtype) for name in OUTPUTS)
 
 
-def onnx_program(network: nn.Module, example: Tensor, *, dynamic_rows: bool = False) -> Any:
-    """Export a network, without torch's warnings and log messages."""
-    shapes = ({0: torch.export.Dim("rows")},) if dynamic_rows else None
+def onnx_program(network: nn.Module, example: Tensor) -> Any:
+    """Export a network of any number of rows, without torch's warnings and log messages."""
+    shapes = ({0: torch.export.Dim("rows")},)
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -94,10 +94,8 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
         ----------
         x : dict
             Features by name.
-        with_dist : bool, default False
-            Whether to return a `river.proba.Gaussian` with the predictive mean and standard deviation, noise included.
-        with_interval : bool, default False
-            Whether to return a `river.conf.Interval` that contains the target with probability `confidence_level`.
+        with_dist, with_interval : bool, default False
+            Whether to return `river.proba.Gaussian`, noise included, or a `river.conf.Interval` at `confidence_level`.
         """
         if with_dist and with_interval:
             raise InputError("with_dist and with_interval cannot be combined: set one of them")

@@ -81,10 +81,8 @@ class DriftMonitor:
         Evidence at which the alarm is raised: false alarms come at most once in this many rows on average.
     reference : array-like of shape (n,) or (n, q), default None
         Residuals of rows held out when the model was fitted, to detect a change from the very first rows.
-    n_outputs : int, default 1
-        Number of outputs, if no `reference` is given.
-    random_state : int, default 0
-        Seed for breaking ties.
+    n_outputs, random_state : int, default 1 and 0
+        Number of outputs, if no `reference` is given, and the seed for breaking ties.
 
     Examples
     --------

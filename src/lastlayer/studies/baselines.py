@@ -79,14 +79,10 @@ class BayesByBackpropRegressor(BaseRegressor):
 
     Parameters
     ----------
-    hidden : sequence of int, default=(20, 20)
-        Widths of the hidden layers; each is followed by batch normalisation.
-    prior_std : float, default=0.5
-        Standard deviation of the fixed prior on hidden weights; the last layer's prior is learned.
-    n_components : int, default=100
-        Draws of the weights per prediction, the components of its mixture.
-    max_epochs : int, default=2000
-        Training steps of full-batch Adam, whose learning rate decays from 0.01 to zero along a cosine.
+    hidden, prior_std : sequence of int, float
+        Widths of the hidden layers, and the deviation of their weights' prior; that of the last layer is learned.
+    n_components, max_epochs : int
+        Draws of the weights, which are the components of a prediction, and steps of full-batch Adam.
     device, random_state, progress : object
         As in `BLLRegressor`.
 

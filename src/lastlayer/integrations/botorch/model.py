@@ -112,10 +112,8 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         ----------
         X, Y : Tensor of shape (..., n, d), (..., n, o)
             Points and observed values; a batch of Y returns a batch of models.
-        noise : Tensor, default None
+        noise, **_ : Tensor, default None
             Noise variances of these observations, on the scale of the outcome transform. None: the learned noise.
-        **_ : dict
-            Ignored.
         """
         if Y.shape[-1] != self.num_outputs or Y.shape[-2] != X.shape[-2]:
             raise InputError(

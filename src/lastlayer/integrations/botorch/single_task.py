@@ -37,7 +37,7 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
     bounds : Tensor of shape (2, d), default None
         Box that sets the unit of the length scales, in the units of the input transform. None: the range of the points.
     random_state : int, default 0
-        Seed of the random frequencies; keep it fixed during a run, so that only the data change the model.
+        Seed of the frequencies; keep it fixed during a run, so that only the data change the model.
     """
 
     def __init__(

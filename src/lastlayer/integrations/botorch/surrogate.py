@@ -48,10 +48,8 @@ class Surrogate(LastLayerRegressor):
 
     Parameters
     ----------
-    n_frequencies : int, default 256
-        Number of random frequencies, half the number of features.
-    max_steps : int, default 100
-        Maximum number of steps of the search for the length scales.
+    n_frequencies, max_steps : int, default 256 and 100
+        Number of random frequencies, half that of features, and of steps of the search for the length scales.
     random_state : int, default None
         Seed of the frequencies; keep it fixed during a run, so that only the data change the model.
 
