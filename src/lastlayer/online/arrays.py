@@ -120,7 +120,8 @@ class Look:
     @cached_property
     def whitened(self) -> list[list[Whitened]]:
         """Whitened rows for each group of layers, at every alpha."""
-        return [layers.whitened(phi) for layers, phi in zip(self._layers, self.features, strict=True)]
+        pairs = zip(self._layers, self.features, strict=True)
+        return [[recursion.whitened(phi) for recursion in layers.recursions] for layers, phi in pairs]
 
     @cached_property
     def _predicted(self) -> list[ndarray]:

@@ -40,8 +40,8 @@ class FeatureRows:
     def joined(cls, parts: "Sequence[FeatureRows]") -> "FeatureRows":
         if len(parts) == 1:
             return parts[0]
-        each = ([part.phi for part in parts], [part.T for part in parts], [part.weight for part in parts])
-        return cls(np.concatenate(each[0], axis=1), np.concatenate(each[1]), np.concatenate(each[2]))
+        phi, T, weight = zip(*((part.phi, part.T, part.weight) for part in parts), strict=True)
+        return cls(np.concatenate(phi, axis=1), np.concatenate(T), np.concatenate(weight))
 
     def at(self, rows: slice) -> "FeatureRows":
         return FeatureRows(self.phi[:, rows], self.T[rows], self.weight[rows])
@@ -115,9 +115,6 @@ class LayerStack:
         pairs = [(a.W[:, :k], b.W[:, :k]) for a, b in zip(self.recursions, factored.recursions, strict=True)]
         return max(float(np.abs(a - b).max() / max(np.abs(b).max(), TINY)) for a, b in pairs)
 
-    def whitened(self, phi: Float[ndarray, "c n k"]) -> list[Whitened]:
-        return [recursion.whitened(phi) for recursion in self.recursions]
-
     def add(self, rows: FeatureRows, seen: list[Whitened]) -> bool:
         """Add rows by the recursion, given as features and whitened at every alpha; False if that would lose digits."""
         for recursion, whitened in zip(self.recursions, seen, strict=True):
@@ -131,13 +128,8 @@ class LayerStack:
 
     def drop(self, row: FeatureRows) -> bool:
         """Drop one row that was added before, by the recursion; False where that would lose digits."""
-        weight, before = row.weight.item(0), self._largest_weights()
-        gone = all(
-            recursion.move(
-                recursion.whitened(row.phi), row.T[0], sign=-1.0, weight=weight, smallest_pivot=SMALLEST_PIVOT
-            )
-            for recursion in self.recursions
-        )
+        options, before = {"weight": row.weight.item(0), "smallest_pivot": SMALLEST_PIVOT}, self._largest_weights()
+        gone = all(r.move(r.whitened(row.phi), row.T[0], sign=-1.0, **options) for r in self.recursions)
         self.peak = before if self.peak is None else np.maximum(self.peak, before)
         return gone and bool((self.peak <= LARGEST_DROP * np.maximum(self._largest_weights(), LEAST_WEIGHT)).all())
 

@@ -207,12 +207,12 @@ class OnlineModel:
                 "a sliding window drops rows itself: use KeepAll() or ExponentialForgetting() to remove rows"
             )
         X, y, weight = self._rows(X, y, sample_weight)
-        self._adopt(revisions.without_rows(self._faded(), self._fitted.data(X, y, weight)))
+        self._adopt(revisions.without_rows(self._current(faded=True), self._fitted.data(X, y, weight)))
         return self
 
     def reestimate(self) -> "OnlineModel":
         """Estimate alpha and the noise from the rows in memory, as in `BLLRegressor.reestimate`."""
-        self._adopt(revisions.reestimate(self._faded()))
+        self._adopt(revisions.reestimate(self._current(faded=True)))
         return self
 
     @property
@@ -225,15 +225,13 @@ class OnlineModel:
     @property
     def fitted_(self) -> Fitted:
         """The current model as a frozen value."""
-        return self._with(self._totals())
+        return self._current()
 
-    def _faded(self) -> Fitted:
-        """The current model with the rows at the weights they have now, which `_adopt` starts from."""
-        return self._with(self._totals(self.memory.kept(self._n_since)))
-
-    def _with(self, totals: list[Statistics]) -> Fitted:
-        faded, device = self.memory.kept(self._n_adopted), self._fitted.settings.place.torch_device
-        members = [replace(member, unseen=member.unseen.scaled(faded)) for member in self._fitted.members]
+    def _current(self, *, faded: bool = False) -> Fitted:
+        """The current model; faded: with its rows at the weights they have now, which `_adopt` starts from."""
+        totals = self._totals(self.memory.kept(self._n_since) if faded else 1.0)
+        kept, device = self.memory.kept(self._n_adopted), self._fitted.settings.place.torch_device
+        members = [replace(member, unseen=member.unseen.scaled(kept)) for member in self._fitted.members]
         for group, total in zip(self._groups, totals, strict=True):
             for i, place in enumerate(group.places):
                 posterior = replace(members[place].posterior, statistics=total[i].to(device))
@@ -361,11 +359,10 @@ class OnlineModel:
 
     def _remember(self, rows: list[FeatureRows]) -> None:
         """Append rows to the sliding window, if there is one; the oldest rows leave it."""
-        n = len(rows[0].T)
-        if isinstance(self.memory, SlidingWindow) and n == 1:
-            self._window.append(rows)
-        elif isinstance(self.memory, SlidingWindow):
-            self._window.extend([r.at(slice(i, i + 1)) for r in rows] for i in range(max(0, n - self.memory.rows), n))
+        if isinstance(self.memory, SlidingWindow):
+            n = len(rows[0].T)
+            each = ([r.at(slice(i, i + 1)) for r in rows] for i in range(max(0, n - self.memory.rows), n))
+            self._window.extend([rows] if n == 1 else each)
 
     def _carry(self, rows: list[FeatureRows], look: Look) -> bool:
         """Update by the recursion; False where it would lose digits and the layers must be factorised."""
