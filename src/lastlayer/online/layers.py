@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lastlayer._internal.codec import Limits, Reader
 from lastlayer._internal.numbers import TINY
-from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.recursion import Recursion, Whitened
 from lastlayer.bayes.statistics import MOMENTS, Statistics, check_scatter
+from lastlayer.predictor.member import Member
 from lastlayer.settings.types import BiasPrior
 
 SMALLEST_PIVOT = 1e-4
@@ -69,13 +69,12 @@ class LayerStack:
     """Largest weights of each output, at every alpha, while rows were dropped; None: none was."""
 
     @classmethod
-    def of(cls, posteriors: Sequence[Posterior], log_alphas: Sequence[float] | None = None) -> "LayerStack":
-        """Build a stack from posteriors, and the `log_alphas` of the variance where they were tuned."""
-        stars = [float(p.log_alpha) for p in posteriors]
-        statistics = Statistics.stacked([p.statistics for p in posteriors]).to("cpu")
-        each = [stars] if log_alphas is None else [stars, log_alphas]
-        alphas = tuple(statistics.count.new_tensor(values) for values in each)
-        return cls(alphas, posteriors[0].bias_prior, statistics).factored(statistics)
+    def of(cls, members: Sequence[Member], *, tuned: bool) -> "LayerStack":
+        """Build a stack of the last layers of members; tuned: whether the variance of some has another alpha."""
+        statistics = Statistics.stacked([member.posterior.statistics for member in members]).to("cpu")
+        each = [[member.log_alpha_star for member in members], [member.log_alpha for member in members]]
+        alphas = tuple(statistics.count.new_tensor(values) for values in (each if tuned else each[:1]))
+        return cls(alphas, members[0].posterior.bias_prior, statistics).factored(statistics)
 
     def factored(self, statistics: Statistics) -> "LayerStack":
         """Return a stack factorised from these statistics, without rows since."""

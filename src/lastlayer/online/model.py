@@ -327,14 +327,8 @@ class OnlineModel:
     def _adopt(self, fitted: Fitted) -> None:
         self._fitted, self._n_since, self._n_adopted, self._last = fitted, 0, 0, None
         self._calibration, self._arrays = fitted.calibration, ModelArrays.of(fitted, self._networks)
-        posteriors = [member.posterior for member in fitted.members]
         tuned = any(member.log_alpha != member.log_alpha_star for member in fitted.members)
-        self._layers = [
-            LayerStack.of(
-                [posteriors[i] for i in group.places], [fitted.log_alphas[i] for i in group.places] if tuned else None
-            )
-            for group in self._groups
-        ]
+        self._layers = [LayerStack.of([fitted.members[i] for i in g.places], tuned=tuned) for g in self._groups]
 
     def _look(self, X: ndarray) -> Look:
         """Evaluate rows; the row evaluated last is reused, so that predicting and learning it costs one evaluation."""
