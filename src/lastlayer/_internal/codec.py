@@ -74,7 +74,6 @@ class Reader:
     """Limits of the fields of each dataclass."""
 
     def unpack(self, hint: Any, content: Any, name: str, limits: Limits = ANY) -> Any:
-        """Restore a value of the annotated type."""
         origin, inner = get_origin(hint), get_args(hint)
         if origin is dict:
             pairs = checked.typed(name, content, tuple[tuple[Any, ...], ...])
@@ -82,10 +81,10 @@ class Reader:
                 raise ValueError(f"{name} has items that are not pairs")
             part = lambda i, j: self.unpack(inner[j], pairs[i][j], f"{name}.{i}.{j}", limits)
             return {part(i, 0): part(i, 1) for i in range(len(pairs))}
-        if hint is float and not (limits.missing and content == "nan"):
-            return checked.number(name, content, low=limits.low, high=limits.high, infinite=limits.infinite)
         if hint is float:
-            return math.nan
+            if limits.missing and content == "nan":
+                return math.nan
+            return checked.number(name, content, low=limits.low, high=limits.high, infinite=limits.infinite)
         if hint is ndarray:
             return self._words(content, name)
         if isinstance(hint, type) and issubclass(hint, AbstractArray):

@@ -39,7 +39,6 @@ class Digest:
 
 
 def digest_of(*arrays: Any) -> str:
-    """Digest of the arrays' bytes, types and shapes."""
     return str(Digest().add(*arrays))
 
 

@@ -36,7 +36,6 @@ def at_terminal() -> bool:
 
 
 def progress_bar(*args: Any, **options: Any) -> Any:
-    """Return a `tqdm` progress bar on stderr."""
     global _log
     if options.get("disable") or at_terminal():
         return tqdm(*args, mininterval=0.5, **options)

@@ -18,7 +18,6 @@ from lastlayer.errors import InputError, MismatchError, ProcessError
 Value = TypeVar("Value")
 
 TIMEOUT = 600.0
-"""Default number of seconds that a process waits for the others."""
 FAILURE = "lastlayer/failure/{}"
 """Key under which a process of a rank records its failure."""
 LOOK_EVERY = 0.5
@@ -158,7 +157,6 @@ class ProcessGroup:
             raise failure from error
 
     def _tell(self, error: BaseException) -> None:
-        """Record for the other processes that this one has failed."""
         with suppress(Exception):  # the first process, which hosts the store, may be gone
             _notes().set(FAILURE.format(self.rank), f"{type(error).__name__}: {error}")
 
@@ -185,7 +183,6 @@ class ProcessGroup:
         work.wait()
 
     def _check_sound(self) -> None:
-        """Raise an error if another process has failed."""
         for rank in range(self.world_size):
             try:
                 failed = _notes().check([FAILURE.format(rank)])

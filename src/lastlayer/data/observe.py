@@ -99,7 +99,6 @@ class StandardFunctionals:
 
     @classmethod
     def of(cls, given: Functionals, inputs: Standardizer) -> "StandardFunctionals":
-        """Convert functionals to standardised inputs."""
         d = given.points.shape[-1]
         if d != len(inputs.mean):
             raise InputError(f"the points have {d} inputs, but the model takes {len(inputs.mean)}")
@@ -108,7 +107,6 @@ class StandardFunctionals:
         return cls(points, _tensor(given.weights), directions, given.output)
 
     def apply(self, function: Callable[[Tensor], Tensor], like: Tensor | None = None) -> Float[Tensor, "*b n c"]:
-        """Apply the functionals to a function."""
         like = self.points if like is None else like
         n, s, d = self.points.shape
         x, slopes = self.points.reshape(n * s, d).to(like), 0.0
@@ -157,7 +155,6 @@ class Measurements:
         return Statistics.of_outputs(parts)
 
     def targets(self, linear: FeatureMap) -> list[Targets]:
-        """Targets with their known noise."""
         Psi, known = self.functionals.features(linear).double(), self.readings.known
         t = self.readings.t[:, 0].to(Psi)
         variance = torch.zeros_like(t) if known is None else known[:, 0].to(t)
@@ -171,7 +168,6 @@ class Measurements:
         return Measurements(moved, self.readings.map(lambda x: x.to(device)))
 
     def take(self, at: Tensor) -> "Measurements":
-        """Select measurements."""
         f = self.functionals
         directions = None if f.directions is None else f.directions[at]
         part = replace(f, points=f.points[at], weights=f.weights[at], directions=directions)
@@ -329,7 +325,6 @@ def Integral(points: Any, volume: float = 1.0, *, output: int = 0) -> Functional
 
 
 def functionals_at(functional: "Pointwise | Functionals", X: Any = None) -> Functionals:
-    """Return functionals with their points."""
     if isinstance(functional, Functionals):
         if X is not None:
             raise InputError("these functionals already have points: omit X")

@@ -73,7 +73,6 @@ class ParquetSource(Pooled):
 
     @cached_property
     def _row_groups(self) -> list[Any]:
-        """One fragment per row group, ordered by path."""
         pa, dataset = need("pyarrow", extra="parquet"), need("pyarrow.dataset", extra="parquet")
         try:
             files = dataset.dataset(_files(self.paths), format="parquet", partitioning="hive")
@@ -142,7 +141,6 @@ def _files(paths: str | Path | Sequence[str | Path]) -> str | list[str]:
 
 
 def _kinds(fragment: Any) -> dict[str, Any]:
-    """Column types of a file, including the columns named by its folders."""
     pa, dataset = need("pyarrow", extra="parquet"), need("pyarrow.dataset", extra="parquet")
     keys = dataset.get_partition_keys(fragment.partition_expression)
     named = {name: pa.scalar(value).type for name, value in keys.items()}

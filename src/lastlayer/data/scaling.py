@@ -49,7 +49,6 @@ class Standardizer:
         return cls(mean, torch.where(constant, torch.ones_like(std), std))
 
     def forward(self, X: Float[Tensor, "m d"]) -> Float[Tensor, "m d"]:
-        """Standardise rows."""
         return (X.double() - self.mean) / self.scale
 
     def check_reach(
@@ -73,7 +72,6 @@ class Scales:
     inputs: Standardizer | None
     """Scaler of the inputs; None for ids and inputs of more than two dimensions, which are not scaled."""
     targets: Standardizer
-    """Scaler of the targets."""
 
     @classmethod
     def of(cls, given: Given, working: Readings) -> "Scales":
@@ -92,7 +90,6 @@ class Scales:
         return cls(inputs, targets)
 
     def read(self, working: Readings) -> Readings:
-        """Standardise readings."""
         mean, scale = self.targets.mean, self.targets.scale
         t = (working.t - mean) / scale
         t = t if working.read is None else torch.where(working.read > 0, t, 0.0)

@@ -26,8 +26,7 @@ POOL_NUMBERS = 2**20
 """Input values in a pool, unless batches are large: 8 MB in float64."""
 BLOCK_ROWS = 1_024
 
-Columns = tuple[ndarray, ndarray, ndarray | None]
-"""Inputs, targets and weights of some rows."""
+Columns = tuple[ndarray, ndarray, ndarray | None]  # inputs, targets and weights of some rows
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,6 @@ class LoaderSource:
     def batches(
         self, size: int, *, seed: int | None = None, first: int = 0, process_group: ProcessGroup = ONE
     ) -> Iterator[Batch]:
-        """One pass over the loader."""
         for some in self.samples(seed=seed, first=first):
             if not isinstance(some.inputs, Tensor):
                 raise InputError(
@@ -156,7 +154,6 @@ class SourceScales(Scales):
     """Scalers found in one pass over the raw rows."""
 
     n_rows: int
-    """Rows in a pass over all processes."""
     count: float
     """Sum of their weights."""
 
@@ -242,7 +239,6 @@ class Pooled:
         raise NotImplementedError
 
     def read(self, unit: int) -> Columns:
-        """Read one unit."""
         raise NotImplementedError
 
     @property
@@ -296,7 +292,6 @@ class Order:
 
     @classmethod
     def of(cls, rows: Int[ndarray, " u"], seed: int | None) -> "Order":
-        """Order of a pass over all rows of all units."""
         rng = None if seed is None else np.random.default_rng(seed)
         units = np.arange(len(rows)) if rng is None else rng.permutation(len(rows))
         return cls(units, np.zeros_like(rows), rows[units], rng)
@@ -311,7 +306,6 @@ class Order:
 
     @property
     def rows(self) -> Int[ndarray, " u"]:
-        """Rows used of each unit."""
         return self.stops - self.starts
 
     def pools(self, at_least: int) -> "list[Int[ndarray, ' n']]":
@@ -321,7 +315,6 @@ class Order:
 
 
 def batch_lengths(n_rows: int, size: int) -> list[int]:
-    """Compute the number of rows in each batch of a pass."""
     return [cut.stop - cut.start for cut in row_chunks(n_rows, size)]
 
 

@@ -17,9 +17,8 @@ from lastlayer.errors import InputError, InputTypeError
 from lastlayer.settings.types import Given
 
 FLOATS = {"dtype": [np.float64, np.float32], "ensure_all_finite": False}
-"""Arguments of scikit-learn's validation for floats; finiteness is checked here, with the rows named."""
 IDS = {"dtype": [np.int64], "ensure_all_finite": False}
-"""Arguments of scikit-learn's validation for integer inputs."""
+"""Arguments of scikit-learn's validation for floats and for ids; finiteness is checked here, with the rows named."""
 LARGEST_INPUT = 1e300
 """Magnitude up to which differences of inputs do not overflow in float64."""
 LARGEST_WEIGHT = 2.0**53
@@ -46,7 +45,7 @@ def validated(
     return Given(
         X,
         T,
-        None if sample_weight is None else check_weight(sample_weight, X),
+        None if sample_weight is None else check_weight(sample_weight, len(X)),
         None if groups is None else check_groups(groups, len(X)),
         None if noise_std is None else check_noise_std(noise_std, T),
         check_observations(observations),
@@ -98,10 +97,10 @@ def _kept(X: Any, *, reset: bool) -> dict[str, Any]:
     return IDS if given.kind in "iu" else FLOATS
 
 
-def check_weight(sample_weight: Any, X: ndarray) -> ndarray:
-    """Return non-negative weights, one per row."""
+def check_weight(sample_weight: Any, n_rows: int) -> ndarray:
+    rows, words = np.empty((n_rows, 1)), {"dtype": np.float64, "ensure_non_negative": True}
     with _refusing():
-        weight: ndarray = _check_sample_weight(as_array(sample_weight), X, dtype=np.float64, ensure_non_negative=True)
+        weight: ndarray = _check_sample_weight(as_array(sample_weight), rows, **words)
     if not weight.sum() > 0:
         raise InputError("sample_weight is zero everywhere: at least two samples need a positive weight")
     if weight.max() > LARGEST_WEIGHT:
@@ -113,7 +112,6 @@ def check_weight(sample_weight: Any, X: ndarray) -> ndarray:
 
 
 def check_groups(groups: Any, n_rows: int) -> Int[ndarray, " m"]:
-    """Return the index of each row's group, from 0."""
     labels = np.asarray(as_array(groups))
     if labels.shape != (n_rows,):
         raise InputError(f"groups has shape {labels.shape}: give one label for each of the {n_rows} rows")

@@ -376,7 +376,7 @@ class LastLayerRegressor(BaseRegressor):
         else:
             ids = fitted.settings.network.ids
             X, y = check_Xy(self, X, y, reset=False, nd=fitted.inputs is None, partly=partly, ids=ids)
-            weight = None if sample_weight is None else check_weight(sample_weight, np.empty((len(y), 1)))
+            weight = None if sample_weight is None else check_weight(sample_weight, len(y))
         q = y.shape[1] if y.ndim > 1 else 1
         if q != fitted.n_outputs:
             raise InputError(f"y has {q} outputs, but the model was fitted to {fitted.n_outputs}")

@@ -428,4 +428,4 @@ class OnlineModel:
             self._fitted.check_reach(x, targets)
         if sample_weight is None:
             return x, targets, np.ones(len(x))
-        return x, targets, check_weight(sample_weight, np.empty((len(x), 1))).copy()
+        return x, targets, check_weight(sample_weight, len(x)).copy()
