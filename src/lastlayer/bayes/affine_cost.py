@@ -34,7 +34,6 @@ class AffineCostSolution(NamedTuple):
     """Optimum of the programme of def:Affine_cost: x = nu @ X + e with nu summing to one."""
 
     cost: Float[Tensor, " r"]
-    """The affine cost."""
     nu: Float[Tensor, "r m"]
     """Coefficients of the samples."""
     e: Float[Tensor, "r k"]

@@ -122,9 +122,8 @@ def profiled_nlml(
     sample_weight : Tensor of shape (..., m), default None
         Weight of each row; rows of weight zero have no effect, so folds can be given as weights.
     """
-    out = _ProfiledNLML.apply(Phi, T, log_alpha, noise, bias_prior, sample_weight)
-    assert isinstance(out, Tensor)
-    return out
+    J: Tensor = _ProfiledNLML.apply(Phi, T, log_alpha, noise, bias_prior, sample_weight)
+    return J
 
 
 class _ProfiledNLML(torch.autograd.Function):
@@ -334,10 +333,7 @@ def optimal_alphas(
 
 
 def _scan(equations: NormalEquations, at: Callable[[Tensor], Profile]) -> tuple[Shaped[Tensor, " b"], ...]:
-    """Where the evidence of each model is largest on a grid: the point between its neighbours, and two masks.
-
-    The first: it is largest at the lower end. The second: at the upper end, or as large from the point to far above.
-    """
+    """The largest evidence on a grid between its neighbours; whether it is at the lower end; at the upper, or flat."""
     grid = equations.alpha_range(257)
     at_once = max(1, SCANNED.get(grid.device.type, 2**17) // max(1, equations.cross.numel()))
     nlml = torch.cat([at(part).nlml for part in grid.split(at_once)])

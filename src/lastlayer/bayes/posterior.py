@@ -233,10 +233,7 @@ class Posterior:
     def whitening(
         self, centre: Float[Tensor, " k"], log_alpha: float | None = None
     ) -> tuple[Float[Tensor, "k r"], Float[Tensor, " r"]]:
-        """(root, shift) such that h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi.
-
-        Where each output has its own ratio, the columns of all outputs are concatenated.
-        """
+        """(root, shift): h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi, columns by output."""
         eq = self.equations
         root = self._precision_at(log_alpha).factor.whiten(torch.eye(eq.gram.shape[-1]).to(eq.gram))
         if self.bias_prior == "shared":

@@ -278,10 +278,7 @@ class Calibration:
         return f"{self.curve}{self.tails}{self.shrinkage}{self.outside or ''}{more}; {seen}"
 
     def after(self, squares: dict[Family, float], n: float, kept: float = 1.0) -> "Calibration":
-        """Update the curves with n learned rows and the sums of their squared standardised residuals before.
-
-        Rows learned earlier keep a fraction of their weight.
-        """
+        """Count n learned rows, with the sums of their squared standardised residuals before; earlier ones fade."""
         curves = {
             f: replace(c, seen=kept * c.seen + n, squares=kept * c.squares + c.widening * squares[f])
             for f, c in self.curves.items()

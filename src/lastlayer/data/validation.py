@@ -48,7 +48,7 @@ def validated(
         None if sample_weight is None else check_weight(sample_weight, len(X)),
         None if groups is None else check_groups(groups, len(X)),
         None if noise_std is None else check_noise_std(noise_std, T),
-        check_observations(observations),
+        check_observations(observations) if observations else (),
         y_ndim=y.ndim,
     )
 
