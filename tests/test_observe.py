@@ -620,6 +620,7 @@ def test_the_default_mixture_takes_observations_and_known_noise() -> None:
         (lambda X: Value().at(X).observed(np.ones(5), 0.0), "noise_std must be positive"),
         (lambda X: Gradient().at(X).observed(np.ones((5, 2)), np.ones(5)), r"noise_std has shape \(5,\)"),
         (lambda X: Sum(X, np.ones(3)), r"weights have shape \(3,\)"),
+        (lambda X: Sum(X, math.nan), "weights has 5 NaN values"),
         (lambda X: Value().at(X).observed(np.full(5, np.nan)), "y has 5 NaN"),
         (lambda X: Value().at(np.full((2, 2), np.nan)), "X has 4 NaN"),
     ],

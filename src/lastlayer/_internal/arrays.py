@@ -28,19 +28,17 @@ def contiguous(a: ndarray) -> ndarray:
 def check_finite(values: ndarray, name: str, *, largest: float | None = None) -> None:
     """Raise an error that counts the values that are not finite, or too large, and names the first such row."""
     bad = ~np.isfinite(values)
-    if not bad.any():
-        if largest is not None and float(np.abs(values).max(initial=0)) > largest:
-            rows = rows_with(np.abs(values) > largest)
-            raise InputError(
-                f"{name} has values beyond {largest:g} in {len(rows)} rows (first: row {rows[0]}); fix them, or give "
-                f"{name} in another unit"
-            )
-        return
-    rows = rows_with(bad)
-    n_nan = int(np.isnan(values).sum())
-    n_inf = int(bad.sum()) - n_nan
-    what = " and ".join(f"{n} {word} values" for n, word in ((n_nan, "NaN"), (n_inf, "infinite (inf)")) if n)
-    raise InputError(f"{name} has {what} in {len(rows)} rows (first: row {rows[0]}); drop or impute them")
+    if bad.any():
+        rows = rows_with(bad)
+        counts = ((int(np.isnan(values).sum()), "NaN"), (int(np.isinf(values).sum()), "infinite (inf)"))
+        what = " and ".join(f"{n} {word} values" for n, word in counts if n)
+        raise InputError(f"{name} has {what} in {len(rows)} rows (first: row {rows[0]}); drop or impute them")
+    if largest is not None and float(np.abs(values).max(initial=0)) > largest:
+        rows = rows_with(np.abs(values) > largest)
+        raise InputError(
+            f"{name} has values beyond {largest:g} in {len(rows)} rows (first: row {rows[0]}); fix them, or give "
+            f"{name} in another unit"
+        )
 
 
 def rows_with(bad: ndarray, place: ndarray | None = None) -> ndarray:

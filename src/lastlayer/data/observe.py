@@ -281,12 +281,13 @@ def Sum(points: Any, weights: Any = None, *, output: int = 0) -> Functionals:
         raise InputError(f"points have shape {X.shape}: give (s, d) for one sum, or (n, s, d) for n of them")
     check_finite(X, "points")
     c = np.ones(X.shape[:2]) if weights is None else np.asarray(as_array(weights), dtype=float)
-    check_finite(c, "weights")
     if c.shape not in ((), X.shape[1:2], X.shape[:2]):
         raise InputError(
             f"weights have shape {c.shape}: give one for each of the {X.shape[1]} points, or {X.shape[:2]}"
         )
-    return Functionals(X, np.broadcast_to(c, X.shape[:2]), None, output)
+    weights = np.broadcast_to(c, X.shape[:2])
+    check_finite(weights, "weights")
+    return Functionals(X, weights, None, output)
 
 
 def Difference(x: Any, other: Any, *, output: int = 0) -> Functionals:

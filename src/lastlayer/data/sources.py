@@ -378,10 +378,9 @@ class Without(Pooled):
 
 
 def _joined(parts: "list[Columns | None]") -> Columns:
-    given = [part for part in parts if part is not None]
-    if len(given) == 1:
-        return given[0]
-    X, y, weight = zip(*given, strict=True)
+    X, y, weight = zip(*[part for part in parts if part is not None], strict=True)
+    if len(X) == 1:
+        return X[0], y[0], weight[0]
     return np.concatenate(X), np.concatenate(y), None if weight[0] is None else np.concatenate(weight)
 
 
