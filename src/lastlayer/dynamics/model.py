@@ -37,14 +37,6 @@ class DynamicsModel:
         The fitted clone, and the standard deviation of each component of the state in the data.
     n_outputs_, n_inputs_ : int
         Numbers of outputs and inputs.
-
-    Examples
-    --------
-    >>> u, y = np.random.default_rng(0).random((2, 40))
-    >>> regressor = BLLRegressor((4,), preset="evidence", max_epochs=10, random_state=0)
-    >>> model = DynamicsModel(Lags(), regressor).fit([Episode.of(y, u)])
-    >>> model.rollout([0.0], np.ones((5, 1)), by=Unscented()).mean.shape
-    (1, 5, 1)
     """
 
     def __init__(self, lags: Lags | None = None, regressor: Any = None) -> None:

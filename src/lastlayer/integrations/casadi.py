@@ -32,10 +32,8 @@ def to_casadi(
         A fitted regressor, or its `fitted_`; docs/control.md lists the layers that a backbone may have.
     noise : bool, default True
         Whether the covariance includes the noise. With False, it is that of the function.
-    name : str, default "predictive"
-        Name of the function.
-    blas : {"reference", "classic", "blasfeo"}, default "reference"
-        Matrix products: CasADi's own loop, or a faster library that generated C code must be linked to.
+    name, blas : str, {"reference", "classic", "blasfeo"}
+        Name of the function, and its matrix products: a loop, or a faster library that C code must be linked to.
     """
     fitted, ops, constants, x = _started(model, blas)
     ca = ops.casadi

@@ -98,10 +98,8 @@ def trust_limit(dynamics: DynamicsModel, quantile: float = 0.99, *, factor: floa
 
     Parameters
     ----------
-    dynamics : DynamicsModel
-        Fitted dynamics.
-    quantile, factor : float, default 0.99 and 1.0
-        Fraction of the training points below the limit, and the factor on it.
+    dynamics, quantile, factor : DynamicsModel, float, default 0.99 and 1.0
+        Fitted dynamics, the fraction of the training points below the limit, and the factor on it.
     """
     if not 0 <= quantile <= 1:
         raise InputError(f"quantile={quantile} must lie between 0 and 1")

@@ -83,13 +83,6 @@ class DriftMonitor:
         Residuals of rows held out when the model was fitted, to detect a change from the very first rows.
     n_outputs, random_state : int, default 1 and 0
         Number of outputs, if no `reference` is given, and the seed for breaking ties.
-
-    Examples
-    --------
-    >>> rng = np.random.default_rng(0)
-    >>> monitor = DriftMonitor(reference=rng.normal(size=200))
-    >>> monitor.update(rng.normal(3.0, 1.0, size=100)).kind
-    'up'
     """
 
     def __init__(

@@ -76,13 +76,6 @@ class OnlineModel:
         Rows that replace those of `fit`, which a sliding window requires.
     monitor : DriftMonitor, default None
         Monitor that receives the standardised residuals of new rows before they are learned; `drift` returns its state.
-
-    Examples
-    --------
-    >>> X, y = np.arange(50.0)[:, None], np.cos(np.arange(50.0) ** 2)
-    >>> model = BLLRegressor(preset="evidence", hidden=(5,), max_epochs=20, random_state=0).fit(X, y)
-    >>> online = OnlineModel(model, ExponentialForgetting(memory=1000)).update([[50.0]], [0.6])
-    >>> mean, std = online.predict([[51.0]], return_std=True)
     """
 
     _calibration: Calibration | None
