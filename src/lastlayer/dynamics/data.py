@@ -112,7 +112,6 @@ class Lags:
 
     Examples
     --------
-    >>> import numpy as np
     >>> Lags(outputs=2).table(Episode.of(np.arange(4.0), np.zeros(3))).X
     array([[1., 0., 0.],
            [2., 1., 0.]])

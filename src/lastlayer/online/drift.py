@@ -142,20 +142,13 @@ class DriftMonitor:
         self._log_cusum = np.maximum(self._log_cusum, 0.0) + log_f
         top = float(self._log_M.max())
         evidence = math.exp(min(top, 700.0)) * float(np.exp(self._log_M - top).mean())
+        self.drift = replace(self.drift, n_rows=n + 1, evidence=max(evidence, self.drift.evidence))
         if self.drift.alarm:
-            self.drift = replace(self.drift, n_rows=n + 1, evidence=max(evidence, self.drift.evidence))
             return
         output, best = np.unravel_index(int(self._log_M.argmax()), self._log_M.shape)
-        shift = SHIFTS[best]
-        self.drift = Drift(
-            alarm=evidence >= self.false_alarm_every,
-            n_rows=n + 1,
-            evidence=max(evidence, self.drift.evidence),
-            threshold=self.false_alarm_every,
-            since=int(self._reset[output, best]),
-            output=int(output),
-            kind="up" if shift > 0 else "down" if shift < 0 else "larger",
-        )
+        kind = "up" if SHIFTS[best] > 0 else "down" if SHIFTS[best] < 0 else "larger"
+        alarm, since = evidence >= self.false_alarm_every, int(self._reset[output, best])
+        self.drift = replace(self.drift, alarm=alarm, since=since, output=int(output), kind=kind)
 
     def _bets(self, x: Float[ndarray, " q"]) -> Float[ndarray, "q a"]:
         """Log ratio of f to the largest density of exchangeable or dependent rows at x, given the previous scores."""
