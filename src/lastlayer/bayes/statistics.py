@@ -188,12 +188,20 @@ class Statistics:
         scatter = (scatter - count[..., None, None] * (rest[..., :, None] * rest[..., None, :])).double()
         energy = diagonal(scatter).detach()
         if dtype == torch.float32:
-            # rounding errors of features grow as sqrt(k); those of targets only affect the noise floor
-            k = phi_tilde.shape[-1]
-            coarse = torch.finfo(dtype).eps / EPS / (4 * max(k, 1) ** 0.5)
-            energy = torch.cat([energy[..., :k] * coarse, energy[..., k:]], dim=-1)
+            energy = coarse(energy, T.shape[-1])
         mean = torch.cat([z, y], dim=-1) + rest
         return cls(count.double(), mean.double(), scatter, energy, T.shape[-1])
+
+    @classmethod
+    def of_moments(
+        cls, moments: Float[Tensor, "*b c1 c1"], centre: Float[Tensor, "*#b c"], n_outputs: int, *, exact: bool
+    ) -> "Statistics":
+        """Statistics from sums of products of the columns [phi_tilde, t] - centre and 1; `exact`: not in float32."""
+        total, count = moments[..., :-1, -1], moments[..., -1, -1]
+        rest = total / count.clamp_min(TINY)[..., None]
+        scatter = moments[..., :-1, :-1] - rest[..., :, None] * total[..., None, :]
+        energy = diagonal(scatter)
+        return cls(count, centre + rest, scatter, energy if exact else coarse(energy, n_outputs), n_outputs)
 
     def __add__(self, other: "Statistics") -> "Statistics":
         """Statistics of both sets of rows together (Chan's rule for means and scatters)."""
@@ -374,6 +382,13 @@ def log_scales(precision: Float[Tensor, "*b m"], weight: Float[Tensor, "*b m"] |
     """Sum of the log noise variances of targets of given relative precision, without those of precision zero."""
     each = -torch.where(precision > 0, precision, 1.0).log()
     return (each if weight is None else weight * each).sum(-1)
+
+
+def coarse(energy: Float[Tensor, "*b c"], n_outputs: int) -> Float[Tensor, "*b c"]:
+    """Energy of products in float32: rounding errors of features grow as sqrt(k); those of targets affect the floor."""
+    features, targets = energy.split([energy.shape[-1] - n_outputs, n_outputs], -1)
+    factor = torch.finfo(torch.float32).eps / EPS / (4 * max(features.shape[-1], 1) ** 0.5)
+    return torch.cat([features * factor, targets], -1)
 
 
 def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:

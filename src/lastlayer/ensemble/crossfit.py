@@ -13,7 +13,7 @@ from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.posterior import Posterior, leave_one_out_cost
-from lastlayer.calibration.points import HeldOutPoints
+from lastlayer.calibration.points import REGIONS, HeldOutPoints
 from lastlayer.data.rows import Rows
 from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.splits import Split
@@ -125,7 +125,10 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
     """Fit networks of every family, each with one split held out, and those that train on all rows."""
     settings, m = architecture.settings, len(rows.main.X)
     families, n_members, seed = settings.ensemble.families, settings.ensemble.n_members, settings.seed
-    tasks = [Task(split, family, seed + i) for family in families for i, split in enumerate(splits)]
+    strongest = {f.encoding: f for f in sorted(families, key=lambda f: f.prior_precision) if f.trained}
+    stands_in = lambda split, family: strongest[family.encoding] if split.kind in REGIONS and family.trained else family
+    wanted = [Task(split, family, seed + i) for family in families for i, split in enumerate(splits)]
+    tasks = [task for task in wanted if stands_in(task.split, task.family) == task.family]
     # networks of random splits are members themselves
     n = 0 if any(split.kind == "random" for split in splits) else n_members
     for family in sorted(families, key=lambda family: family.once):
@@ -141,4 +144,8 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
         posteriors = by_evidence(
             sums, noise=layer.noise_structure, bias_prior=layer.bias_prior, noise_prior=layer.noise_prior
         )
-    return CrossFit(rows, settings, [Fit(*parts) for parts in zip(tasks, networks, posteriors, strict=True)])
+    made = map(Fit, tasks, networks, posteriors)
+    fits = {(id(fit.task.split), fit.task.family, fit.task.seed): fit for fit in made}
+    order = wanted + [task for task in tasks if task.split.kind == "all"]
+    own = [fits[id(t.split), stands_in(t.split, t.family), t.seed] for t in order]
+    return CrossFit(rows, settings, [replace(fit, task=task) for task, fit in zip(order, own, strict=True)])

@@ -52,9 +52,11 @@ class Run:
     def bar(self, label: str) -> Any:
         return progress_bar(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
 
-    def train(self, problem: Problem, settings: Settings, *, progress: bool = True, **options: Any) -> TrainingHistory:
-        """Train a problem by the optimizer of the settings, and keep the history."""
-        optimizer = Optimizer(settings.training.learning_rate, settings.training.max_epochs)
+    def train(
+        self, problem: Problem, settings: Settings, *, progress: bool = True, most: int | None = None, **options: Any
+    ) -> TrainingHistory:
+        """Train a problem by the optimizer of the settings, for at most `most` epochs, and keep the history."""
+        optimizer = Optimizer(settings.training.learning_rate, settings.training.max_epochs if most is None else most)
         self.history = history = train(problem, optimizer, progress=self.progress and progress, **options)
         nlml = history.nlml[-1] if history.nlml else math.nan
         logger.debug("a training ended by %s, %d epochs, NLML %.4g", history.stopped, len(history.nlml), nlml)

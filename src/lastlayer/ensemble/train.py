@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 
 from lastlayer._internal.digests import digest_of
 from lastlayer._internal.threads import threads_for
+from lastlayer.calibration.points import REGIONS
 from lastlayer.data.copies import whole_groups
 from lastlayer.data.observe import some_of
 from lastlayer.data.rows import Rows
@@ -28,13 +29,26 @@ from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import InputSkip, StackedMLP, finite_features
 from lastlayer.settings.types import NETWORK, Family
-from lastlayer.training import FullBatch, MiniBatches, Problem, Validation, objective_for, problem_for
+from lastlayer.training import (
+    FullBatch,
+    MiniBatches,
+    Plateau,
+    Problem,
+    StackedNetworks,
+    TrainingHistory,
+    Validation,
+    objective_for,
+    problem_for,
+)
 from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths, refine_lengths
 
 logger = logging.getLogger(__name__)
-Item = TypeVar("Item")
-ROWS_PER_CORE = 2_000
-"""Rows times networks below which a second core costs more than it gains."""
+ROWS_PER_CORE = 200
+"""Rows below which a second core costs more than it gains."""
+SEPARATE_LENGTHS = 200
+"""Rows up to which each process has length scales of its own."""
+REGION_STEPS = 0.6
+"""Steps of networks that leave out a region, over those of the others."""
 
 
 @dataclass(frozen=True)
@@ -61,23 +75,48 @@ class Trainer:
 
     def networks(self, tasks: Sequence[Task]) -> list[nn.Module]:
         """Return one network per task, trained if it has anything to train."""
-        made: dict[int, nn.Module] = {}
         alike = lambda family: (type(family), family.encoding, family.activation)
-        for stage, kind in enumerate(dict.fromkeys(alike(task.family) for task in tasks), 1):
-            places = [i for i, task in enumerate(tasks) if alike(task.family) == kind]
-            own, family, start = [tasks[i] for i in places], tasks[places[0]].family, time.perf_counter()
-            encodings = self._encodings(own)
-            if family.trained:
-                networks = self._trained(list(zip(own, encodings, strict=True)), stage)
-            elif family.once:
-                with self.run.bar(f"lengths of {len(own)} processes"):
-                    networks = self._together(own, self._processes)
-            else:
-                d, same = self.rows.main.X.shape[1], nn.Identity
-                networks = [same() if e is None else encoded(e, same(), d) for e in encodings]
-            made |= zip(places, networks, strict=True)
-            logger.info("%d fits like %s: %.1f s", len(places), family, time.perf_counter() - start)
-        return [made[i] for i in range(len(tasks))]
+        kinds: dict[Any, list[int]] = {}
+        for place, task in enumerate(tasks):
+            kinds.setdefault(alike(task.family), []).append(place)
+        stop = Event()
+        jobs = [partial(self._of_kind, [tasks[i] for i in kind], i, stop) for i, kind in enumerate(kinds.values(), 1)]
+        made: list[nn.Module] = [nn.Identity()] * len(tasks)
+        for kind, networks in zip(kinds.values(), self._together(jobs, stop), strict=True):
+            for place, network in zip(kind, networks, strict=True):
+                made[place] = network
+        if self.run.history.stopped == "interrupted" and len(tasks) > 1:
+            epochs = len(self.run.history.nlml)
+            warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=7)
+        return made
+
+    def _of_kind(self, tasks: list[Task], stage: int, stop: Event) -> list[nn.Module]:
+        """Networks of families that differ by their prior alone."""
+        family, start = tasks[0].family, time.perf_counter()
+        encodings = self._encodings(tasks)
+        if family.trained:
+            networks = self._trained(list(zip(tasks, encodings, strict=True)), stage, stop)
+        elif family.once:
+            with self.run.bar(f"lengths of {len(tasks)} processes"):
+                networks = self._processes(tasks)
+        else:
+            d, same = self.rows.main.X.shape[1], nn.Identity
+            networks = [same() if e is None else encoded(e, same(), d) for e in encodings]
+        logger.info("%d fits like %s: %.1f s", len(tasks), family, time.perf_counter() - start)
+        return networks
+
+    def _together(self, jobs: Sequence[Callable[[], list[nn.Module]]], stop: Event) -> list[list[nn.Module]]:
+        """Run jobs, on a processor by threads that do not wait for each other."""
+        cores = torch.get_num_threads() if self.rows.main.X.device.type == "cpu" else 1
+        if cores == 1 or len(self.rows.main.X) < ROWS_PER_CORE or len(jobs) == 1:
+            return [job() for job in jobs]
+        with threads_for(0), ThreadPoolExecutor(cores) as pool:
+            futures = [pool.submit(job) for job in jobs]
+            try:
+                return [future.result() for future in futures]
+            except KeyboardInterrupt:
+                stop.set()
+                return [future.result() for future in futures]
 
     def _encodings(self, tasks: Sequence[Task]) -> list[PiecewiseEncoding | None]:
         """Encodings fitted to training rows, so that held-out rows lie outside them as new rows will."""
@@ -87,35 +126,45 @@ class Trainer:
         n_bins = bins_of(main.X)
         return [PiecewiseEncoding.of(main.take(task.split.train).X, n_bins).to(dtype) for task in tasks]
 
-    def _trained(self, tasks: list[EncodedTask], stage: int) -> list[nn.Module]:
+    def _trained(self, tasks: list[EncodedTask], stage: int, stop: Event) -> list[nn.Module]:
+        """Train networks as stacks: as many steps as held-out rows ask for, and the others by their example."""
         s, network = self.architecture.settings.training, self.architecture.settings.network
         plain = s.objective == "profiled" and s.chunk_size is None and not s.early_stopping
         if len(tasks) == 1 or not (plain and network.hidden and network.backbone is None) or self.rows.main.X.dim() > 2:
             return [self._alone(*task, (stage, i)) for i, task in enumerate(tasks)]
-        over = self.run.history.stopped == "interrupted"  # networks after an interrupt keep their initial weights
-        label = f"training {len(tasks)} networks"
-        work = lambda group, i, stop: self._stack(group, (stage, i), None if over else stop, label)
-        networks = self._together(tasks, work)
-        if self.run.history.stopped == "interrupted" and not over:
-            epochs = len(self.run.history.nlml)
-            warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=8)
-        return networks
+        groups: dict[float, list[int]] = {0.0: [], 1.0: [], REGION_STEPS: []}
+        for place, (task, _) in enumerate(tasks):
+            region, watched = task.split.kind in REGIONS, len(task.split.held) and not self.rows.beside
+            groups[REGION_STEPS if region else 0.0 if watched else 1.0].append(place)
+        made: list[nn.Module] = [nn.Identity()] * len(tasks)
+        steps = None
+        for i, (share, places) in enumerate((share, places) for share, places in groups.items() if places):
+            most = None if steps is None else max(1, round(share * steps))
+            networks, found = self._stack([tasks[k] for k in places], (stage, i), stop, most, watched=not share)
+            steps = found if steps is None else steps
+            for place, own in zip(places, networks, strict=True):
+                made[place] = own
+        return made
 
-    def _processes(self, tasks: list[Task], i: int, stop: Event) -> list[nn.Module]:
+    def _processes(self, tasks: list[Task]) -> list[nn.Module]:
         """Random frequencies, with length scales by the evidence of at most `MOST_ROWS` rows."""
         generators = [torch.Generator().manual_seed(task.seed) for task in tasks]
         whole, outputs, networks = None, slice(None), list[nn.Module]()
         if (read := self.rows.main.readings.read) is not None:
             whole, outputs = _most_complete((read > 0).numpy(force=True))
         parts = []
-        for task, generator in zip(tasks, generators, strict=True):
+        # above so many rows, one fit serves all: those of some rows change little
+        once = max(tasks, key=lambda task: len(task.split.train)) if len(self.rows.main.X) > SEPARATE_LENGTHS else None
+        for task, generator in zip(tasks if once is None else [once], generators, strict=once is None):
             rows = task.split.train if whole is None else task.split.train[whole[task.split.train]]
             parts.append(rows[torch.randperm(len(rows), generator=generator).numpy()[:MOST_ROWS]])
         data = self.rows.stacked(parts).main
         T = data.T[..., outputs]
         weight = torch.ones_like(T[..., 0]) if data.weight is None else data.weight
         device, prior = data.X.device, self.architecture.settings.layer.bias_prior
-        found = (x.cpu() for x in fit_lengths(data.X.double(), T, weight))
+        found = [x.cpu() for x in fit_lengths(data.X.double(), T, weight)]
+        if once is not None:
+            parts, found = parts * len(tasks), [x.expand(len(tasks), *x.shape[1:]) for x in found]
         for rows, generator, log_length, log_linear in zip(parts, generators, *found, strict=True):
             if not self.rows.learned:
                 part = Rows(self.rows.main.take(rows), some_of(self.rows.beside, MOST_FUNCTIONALS, generator))
@@ -125,62 +174,55 @@ class Trainer:
             networks.append(network.to(device).eval())
         return networks
 
-    def _together(
-        self, items: list[Item], work: Callable[[list[Item], int, Event], list[nn.Module]]
-    ) -> list[nn.Module]:
-        """Divide the work among processor cores, by threads that do not wait for each other."""
-        cores = torch.get_num_threads() if self.rows.main.X.device.type == "cpu" else 1
-        stop = Event()
-        if cores == 1 or len(items) * len(self.rows.main.X) < ROWS_PER_CORE:
-            return work(items, 0, stop)
-        groups = [list(items[i::cores]) for i in range(min(cores, len(items)))]
-        with threads_for(0), ThreadPoolExecutor(len(groups)) as pool:
-            futures = [pool.submit(work, group, i, stop) for i, group in enumerate(groups)]
-            try:
-                parts = [future.result() for future in futures]
-            except KeyboardInterrupt:
-                stop.set()
-                parts = [future.result() for future in futures]
-        networks: list[nn.Module] = [nn.Identity()] * len(items)
-        for i, part in enumerate(parts):
-            networks[i :: len(groups)] = part
-        return networks
-
     def _stack(
-        self, items: list[EncodedTask], place: tuple[int, int], stop: Event | None, label: str
-    ) -> list[nn.Module]:
-        """Train networks of one kind as a stack; without `stop`, they keep their initial weights."""
+        self, items: list[EncodedTask], place: tuple[int, int], stop: Event, most: int | None, *, watched: bool
+    ) -> tuple[list[nn.Module], int]:
+        """Train networks of one kind as a stack, for at most `most` steps; return them and the number of steps.
+
+        After an interrupt they keep their initial weights.
+        """
         tasks, encodings = [task for task, _ in items], [encoding for _, encoding in items if encoding is not None]
-        settings, d, device = self.architecture.settings, self.rows.main.X.shape[1], self.rows.main.X.device
-        s, dtype = settings.network, settings.place.torch_dtype
+        settings, main = self.architecture.settings, self.rows.main
+        s, layer, d, device = settings.network, settings.layer, main.X.shape[1], main.X.device
+        n_inputs, dtype = len(encodings[0].column) if encodings else d, settings.place.torch_dtype
         generators = [torch.Generator().manual_seed(task.seed) for task in tasks]
-        n_inputs = len(encodings[0].column) if encodings else d
         activation = tasks[0].family.activation or s.activation
-        stack = StackedMLP(n_inputs, s.hidden, generators=generators, activation=activation)
-        stack = stack.to(device=device, dtype=dtype)
+        stack = StackedMLP(n_inputs, s.hidden, generators=generators, activation=activation).to(device)
         network: nn.Module = InputSkip(stack) if s.input_skip else stack
         if encodings:
             network = encoded(PiecewiseEncoding.stacked(encodings), stack, d)
-        if stop is not None:
-            shared, parts = settings.training.batch_size is not None, [task.split.train for task in tasks]
-            rows = self._shared(parts) if shared and self.rows.complete else self.rows.stacked(parts)
+        network, steps = network.float(), 0
+        if not stop.is_set() and self.run.history.stopped != "interrupted":
             precision = torch.tensor([t.family.prior_precision for t in tasks], dtype=torch.float64, device=device)
-            objective = objective_for(self.rows, settings, (len(tasks),), n_inputs)
-            problem = problem_for(network, objective, rows, settings, precision)
-            self._train(problem, network, tasks, place, stop=stop, label=label, progress=place[1] == 0)
+            parts = [task.split.train for task in tasks]
+            options: dict[str, Any] = {
+                "stop": stop,
+                "label": f"training {len(tasks)} networks",
+                "progress": place[0] == 1,
+            }
+            if self.rows.beside or not (self.rows.learned or layer.bias_prior == "flat"):
+                objective = objective_for(self.rows, settings, (len(tasks),), n_inputs)
+                problem = problem_for(network, objective, self.rows.stacked(parts), settings, precision)
+            else:
+                problem = StackedNetworks(
+                    network,
+                    main,
+                    parts,
+                    watched=[task.split.held for task in tasks] if watched else (),
+                    prior_precision=precision,
+                    noise=layer.noise_structure,
+                    bias_prior=layer.bias_prior,
+                    batch_size=settings.training.batch_size,
+                    seed=settings.seed,
+                )
+                options["plateau"] = Plateau(problem.watch if watched else None)
+                most = settings.training.max_epochs * problem.n_batches if most is None else most
+            steps = self._train(problem, network, tasks, place, most=most, **options).best_epoch
         stack.to(dtype)
         members = [stack.member(i) for i in range(len(tasks))]
         if encodings:
-            return [encoded(e, member, d).eval() for e, member in zip(encodings, members, strict=True)]
-        return [(InputSkip(member) if s.input_skip else member).eval() for member in members]
-
-    def _shared(self, parts: Sequence[ndarray]) -> Rows:
-        """All rows, with weights that assign them to the networks of a stack: these share their mini-batches."""
-        main = self.rows.main
-        weight = torch.zeros(len(parts), len(main.X), dtype=torch.float64)
-        for row, part in zip(weight, parts, strict=True):
-            row[torch.from_numpy(part)] = 1
-        return Rows(replace(main, weight=weight.to(main.X.device) * (1 if main.weight is None else main.weight)))
+            return [encoded(e, member, d).eval() for e, member in zip(encodings, members, strict=True)], steps
+        return [(InputSkip(member) if s.input_skip else member).eval() for member in members], steps
 
     def _alone(self, task: Task, encoding: PiecewiseEncoding | None, place: tuple[int, int]) -> nn.Module:
         """Train one network of any kind, with any objective, and early stopping."""
@@ -221,9 +263,9 @@ class Trainer:
 
     def _train(
         self, problem: Problem, network: nn.Module, tasks: Sequence[Task], place: tuple[int, int], **options: Any
-    ) -> None:
+    ) -> TrainingHistory:
         checkpoint = None
-        if self.run.checkpoint is not None and isinstance(problem, MiniBatches):
+        if self.run.checkpoint is not None and isinstance(problem, MiniBatches | StackedNetworks):
             used = digest_of(*[task.split.train for task in tasks])
             data = {"rows": len(self.rows.main.T), "digest": self.run.digest, "digest of the rows used": used}
             precisions = [task.family.prior_precision for task in tasks]
@@ -232,6 +274,7 @@ class Trainer:
         history = self.run.train(problem, self.architecture.settings, checkpoint=checkpoint, **options)
         if isinstance(problem, MiniBatches):
             history.gap = problem.gap(history)
+        return history
 
 
 def _most_complete(known: Bool[ndarray, "m q"]) -> tuple[Bool[ndarray, " m"], slice]:

@@ -68,7 +68,9 @@ FAST_PRECISIONS, FAST_SHARE = (0.3,), 0.3
 FAST_BLOCKS, LARGE_TABLE_BLOCKS = 3, 2
 """Number of blocks held out with preset="fast" and for large tables, whose blocks hold many rows each."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
-"""Rows per mini-batch, for a table in memory and for a source."""
+"""Rows per mini-batch of a single network, for a table in memory and for a source."""
+STACK_BATCH, STACK_TABLE = 512, 1_000
+"""Rows per mini-batch of each network of a mixture, above this many rows."""
 
 
 WORDS: dict[str, tuple[Iterable[str], tuple[type, ...]]] = {
@@ -280,12 +282,16 @@ def _training(asked: Asked) -> TrainingSettings:
     plain = p["objective"] == "profiled" and not own_network
     brisk = plain and not source and not early  # early stopping needs small steps
     batch_size, epochs, share = p["batch_size"], p["max_epochs"], FAST_SHARE if p["preset"] == "fast" else 1.0
-    if batch_size == "auto":
+    if batch_size == "auto" and asked.mixture and brisk and p["chunk_size"] is None:
+        batch_size = STACK_BATCH if n_rows > STACK_TABLE and not asked.data.n_beside else None
+    elif batch_size == "auto":
         large = n_rows > LARGE_TABLE if complete else n_rows > TABLE_BATCH and not early
         large = large and plain and p["chunk_size"] is None
         batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
     if epochs == "auto" and batch_size is None:
         epochs = round(share * (FULL_STEPS if brisk else SLOW_STEPS))
+    elif epochs == "auto" and batch_size == STACK_BATCH:
+        epochs = math.ceil(share * FULL_STEPS / (n_rows / STACK_BATCH))
     elif epochs == "auto":
         one, (least, most) = n_rows / int(batch_size), BATCH_STEPS  # steps of one pass
         steps = min(max(2 * PASSES * one, least), most) if complete else FULL_STEPS

@@ -4,11 +4,11 @@ from lastlayer._internal.threads import threads_for
 from lastlayer.data.rows import Points, Rows
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint, clear_checkpoints
-from lastlayer.training.engine import Optimizer, Problem, TrainingHistory, Validation, train
+from lastlayer.training.engine import Optimizer, Plateau, Problem, TrainingHistory, Validation, train
 from lastlayer.training.objectives import Augmented, KnownNoise, MeanSquaredError, Objective, Profiled
 from lastlayer.training.problems import FullBatch, MiniBatches, SampledRows, chunked_nlml, streamed_statistics
 from lastlayer.training.running_posterior import RunningPosterior, UpdateSchedule
-from lastlayer.training.stack import StackedBatches, StackedNetworks
+from lastlayer.training.stack import StackedNetworks
 from lastlayer.training.structure import batches_for, objective_for, problem_for
 
 __all__ = [
@@ -21,13 +21,13 @@ __all__ = [
     "MiniBatches",
     "Objective",
     "Optimizer",
+    "Plateau",
     "Points",
     "Problem",
     "Profiled",
     "Rows",
     "RunningPosterior",
     "SampledRows",
-    "StackedBatches",
     "StackedNetworks",
     "TrainingHistory",
     "UpdateSchedule",

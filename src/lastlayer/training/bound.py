@@ -57,6 +57,7 @@ class FrozenLayer:
         *,
         noise: NoiseStructure = "diagonal",
         bias_prior: BiasPrior = "flat",
+        noise_cov: Float[Tensor, "*b q q"] | None = None,
         logdet_from: "FrozenLayer | None" = None,
         seen: float = 1.0,
     ) -> "FrozenLayer":
@@ -68,6 +69,8 @@ class FrozenLayer:
             Moments of the rows, and log alpha.
         noise, bias_prior : str
             Structure of the noise, and prior of the bias.
+        noise_cov : Tensor, optional
+            Sigma_E. None: that of the largest evidence.
         logdet_from : FrozenLayer, optional
             Layer whose Lambda_0 is kept; W and Sigma_E alone are new: still a bound, for less work.
         seen : float, default 1
@@ -77,9 +80,10 @@ class FrozenLayer:
         equations = NormalEquations.of(statistics, bias_prior)
         mean = equations.at(log_alpha + math.log(seen))
         assert isinstance(mean.factor, Cholesky)
-        # moments cannot resolve residuals below about 1e-6 of the targets' standard deviation
-        S = equations.targets - equations.cross.mT @ mean.penalised_weights
-        Sigma_E = noise_covariance((S + S.mT) / 2, equations, noise)[0]
+        if (Sigma_E := noise_cov) is None:
+            # moments cannot resolve residuals below about 1e-6 of the targets' standard deviation
+            S = equations.targets - equations.cross.mT @ mean.penalised_weights
+            Sigma_E = noise_covariance((S + S.mT) / 2, equations, noise)[0]
         failed = 0 * mean.logdet()[..., None, None]  # nan where the factorisation failed
         if logdet_from is None:
             precision = mean if seen == 1.0 else equations.at(log_alpha)
@@ -141,15 +145,16 @@ class FrozenLayer:
         k, q = self.penalised.shape[-2:]
         return (q * k - self.shrinkage) / (2 * self.count)
 
-    @property
-    def fixed_point(self) -> Float[Tensor, "*b"]:
+    def fixed_point(self, *, by_output: bool = False) -> Float[Tensor, "*s"]:
         """MacKay's next log alpha: that of tr(Sigma_E^-1 W~'W~) / (q (k - alpha^-1 tr_k Lambda_0^-1)).
 
-        It equals log alpha where the slope is zero.
+        It equals log alpha where the slope is zero. `by_output`: one for all models along the last dimension.
         """
         k, q = self.penalised.shape[-2:]
-        effective = q * (k - self.ridge * trace(self.inverse))
-        return (self.weight_size.clamp_min(TINY) / effective.clamp_min(TINY)).log()
+        size, effective = self.weight_size, q * (k - self.ridge * trace(self.inverse))
+        if by_output:
+            size, effective = size.sum(-1), effective.sum(-1)
+        return (size.clamp_min(TINY) / effective.clamp_min(TINY)).log()
 
     def rows(
         self,
@@ -191,7 +196,9 @@ class FrozenLayer:
         gradient[..., :n, :] += (each[..., None] * H[..., :k]).to(gradient.dtype)
         return BoundTerms((fit + (each * ratio).sum(-1)) / 2, gradient, residual)
 
-    def gradient_map(self, centre: Float[Tensor, "*b c"], columns: int, scale: float = 1.0) -> Float[Tensor, "*b c1 h"]:
+    def gradient_map(
+        self, centre: Float[Tensor, "*b c"], columns: int, scale: float | Float[Tensor, "*b"] = 1.0
+    ) -> Float[Tensor, "*b c1 h"]:
         """Compute the matrix that maps rows [phi_tilde - x, t - y, 1] to the gradient of their own loss.
 
         It is that of `rows` for rows of weight one, as a single product.
@@ -202,7 +209,7 @@ class FrozenLayer:
             [x, y].
         columns : int
             Number of leading features in which the gradient is taken.
-        scale : float, default 1
+        scale : float or Tensor, default 1
             Rows that each row stands for.
         """
         q, share = self.weights.shape[-1], (scale / self.count)[..., None, None]

@@ -13,14 +13,14 @@ from torch import Tensor
 from lastlayer._internal import files
 from lastlayer.errors import InputError
 from lastlayer.training.engine import Engine, TrainingHistory
-from lastlayer.training.problems import MiniBatches
-from lastlayer.training.running_posterior import Snapshot
 
 EVERY_SECONDS = 60.0
 """Seconds between two checkpoints."""
 OWN_NAME = re.compile(r"training(-\d+-\d+)?\.safetensors")
-STATE_KEYS = {"training", "updates", "history"}
+STATE_KEYS = {"training", "epoch", "history"}
 """Pattern of the names of checkpoint files, and keys that their headers contain."""
+NUMBERS = ("epoch", "step", "n_steps", "falls", "ends", "level", "lowest", "lowest_epoch")
+"""Numbers of the engine's state."""
 
 
 @dataclass
@@ -72,17 +72,14 @@ def clear_checkpoints(folder: Path) -> None:
 
 
 def _state(engine: Engine) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    running = _problem(engine).running
     engine.flush()
     tensors = {f"network.{name}": value for name, value in engine.problem.module.state_dict().items()}
     for i, p in enumerate(engine.parameters):
         tensors[f"good.{i}"], tensors[f"best.{i}"] = engine.good[i], engine.best[i]
         tensors |= {f"adam.{i}.{name}": value for name, value in engine.steps.state[p].items()}
-    if running.snapshot is not None:
-        tensors |= running.snapshot.tensors()
+    tensors |= {f"memory.{name}": value for name, value in engine.problem.memory().items()}
     tensors |= {name: getattr(engine, name) for name in ("loss", "pace", "best_score", "best_epoch")}
-    numbers = {name: getattr(engine, name) for name in ("epoch", "step", "n_steps")}
-    return tensors, numbers | {"updates": running.steps, "history": asdict(engine.history)}
+    return tensors, {name: getattr(engine, name) for name in NUMBERS} | {"history": asdict(engine.history)}
 
 
 def _random_states(device: torch.device) -> dict[str, Tensor]:
@@ -91,7 +88,7 @@ def _random_states(device: torch.device) -> dict[str, Tensor]:
 
 
 def _resume(engine: Engine, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-    running, device = _problem(engine).running, engine.loss.device
+    device = engine.loss.device
     moved = {name: value.to(device) for name, value in tensors.items() if not name.startswith("random")}
 
     def under(prefix: str) -> dict[str, Tensor]:
@@ -103,18 +100,13 @@ def _resume(engine: Engine, tensors: dict[str, Tensor], header: dict[str, Any]) 
     for i, p in enumerate(engine.parameters):
         state = under(f"adam.{i}.")
         engine.steps.state[p] = {name: v.cpu() if name == "step" else v for name, v in state.items()}
-    if "log_alpha" in moved:
-        running.snapshot = Snapshot.of(moved, running.bias_prior)
-    running.steps, engine.loss, engine.pace = header["updates"], moved["loss"], moved["pace"]
+    engine.problem.remember(under("memory."))
+    engine.loss, engine.pace = moved["loss"], moved["pace"]
     engine.best_score, engine.best_epoch = moved["best_score"].cpu(), moved["best_epoch"].cpu()
-    engine.epoch, engine.step, engine.n_steps = header["epoch"], header["step"], header["n_steps"]
+    for name in NUMBERS:
+        setattr(engine, name, header[name])
     engine.history = TrainingHistory(**header["history"])
     if "random" in tensors:
         torch.set_rng_state(tensors["random"])
     if "random.cuda" in tensors and engine.loss.is_cuda:
         torch.cuda.set_rng_state(tensors["random.cuda"], device)
-
-
-def _problem(engine: Engine) -> MiniBatches:
-    assert isinstance(engine.problem, MiniBatches), "only mini-batch training keeps checkpoints"
-    return engine.problem

@@ -29,17 +29,20 @@ BETAS, EPS = (0.9, 0.999), 1e-8
 
 
 class Adam:
-    """Adam, without the second that `torch.optim` takes to import a compiler at its first use.
+    """Adam with the defaults of `torch.optim.Adam`, and `state` as there.
 
-    It has the defaults of `torch.optim.Adam`, and `state` as there.
+    `torch.optim` takes a second to import a compiler at its first use; its kernel does without.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.state: dict[Tensor, dict[str, Tensor]] = {
-            p: {"step": torch.zeros(()), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+            p: {
+                "step": torch.zeros((), dtype=torch.float32, device=p.device),
+                "exp_avg": torch.zeros_like(p),
+                "exp_avg_sq": torch.zeros_like(p),
+            }
             for p in parameters
         }
-        self.scratch = [torch.empty_like(p) for p in parameters]
 
     def zero_grad(self) -> None:
         """Reset the gradients of all parameters to None."""
@@ -49,18 +52,27 @@ class Adam:
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update all parameters that have a gradient."""
-        for (p, state), scratch in zip(self.state.items(), self.scratch, strict=True):
-            if p.grad is None:
+        for dtype in {p.dtype for p in self.state}:
+            gradients = {p: p.grad for p in self.state if p.grad is not None and p.dtype == dtype}
+            if not gradients:
                 continue
-            state["step"] += 1
-            first, second = (1 - beta ** float(state["step"]) for beta in BETAS)
-            state["exp_avg"].lerp_(p.grad, 1 - BETAS[0])
-            state["exp_avg_sq"].mul_(BETAS[1]).addcmul_(p.grad, p.grad, value=1 - BETAS[1])
-            torch.sqrt(state["exp_avg_sq"], out=scratch)
-            p.addcdiv_(
-                state["exp_avg"],
-                scratch.div_(second**0.5).add_(EPS),
-                value=-min(rate / first, torch.finfo(p.dtype).max),
+            states = {name: [self.state[p][name] for p in gradients] for name in ("step", "exp_avg", "exp_avg_sq")}
+            for step in states["step"]:
+                step += 1
+            torch._fused_adam_(
+                list(gradients),
+                list(gradients.values()),
+                states["exp_avg"],
+                states["exp_avg_sq"],
+                [],
+                states["step"],
+                lr=rate,
+                beta1=BETAS[0],
+                beta2=BETAS[1],
+                weight_decay=0.0,
+                eps=EPS,
+                amsgrad=False,
+                maximize=False,
             )
 
 
@@ -81,7 +93,7 @@ class Optimizer:
     cosine: bool = True
 
     def rate(self, epoch: float | int) -> float:
-        """Learning rate at an epoch, or a fraction of one.
+        """Learning rate at an epoch, or a fraction of one, of a fall that begins at 0 and lasts `max_epochs`.
 
         Parameters
         ----------
@@ -91,6 +103,26 @@ class Optimizer:
         if not self.cosine:
             return self.learning_rate
         return self.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * epoch / max(self.max_epochs, 1))))
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """A rate that stays until a score has not fallen for a while, and then falls: as many steps as the data need."""
+
+    score: Callable[[], float] | None
+    """Returns the score; None: the rate stays as long as `max_epochs` allow."""
+    warm: int = 10
+    """Epochs over which the rate rises at the beginning."""
+    least: int = 60
+    """Epochs before the rate may fall."""
+    every: int = 10
+    """Epochs between two scores."""
+    patience: int = 40
+    """Epochs without improvement after which the rate falls."""
+    min_delta: float = 0.005
+    """Smallest improvement that counts."""
+    share: float = 0.35
+    """Share of the epochs in which the rate falls."""
 
 
 @dataclass(frozen=True)
@@ -177,12 +209,21 @@ class Problem:
         """Present log alpha of each network."""
         raise NotImplementedError
 
+    def memory(self) -> dict[str, Tensor]:
+        """What a checkpoint must keep beside parameters."""
+        raise NotImplementedError
+
+    def remember(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `memory` returned."""
+        raise NotImplementedError
+
 
 def train(
     problem: Problem,
     optimizer: Optimizer,
     *,
     validation: Validation | None = None,
+    plateau: Plateau | None = None,
     checkpoint: "Checkpoint | None" = None,
     stop: Event | None = None,
     progress: bool = False,
@@ -196,6 +237,8 @@ def train(
         What to train, and how.
     validation : Validation, optional
         Early stopping.
+    plateau : Plateau, optional
+        When the rate begins to fall; None: at once.
     checkpoint : Checkpoint, optional
         Where to save states; training resumes from one of the same training.
     stop : Event, optional
@@ -203,7 +246,7 @@ def train(
     progress, label : bool, str
         Whether to show a progress bar, and its name.
     """
-    engine = Engine(problem, optimizer, validation, checkpoint)
+    engine = Engine(problem, optimizer, validation, checkpoint, plateau)
     with (
         progress_bar(total=optimizer.max_epochs, disable=not progress, desc=label, unit="epoch") as bar,
         threads_for(problem.multiplications),
@@ -230,8 +273,13 @@ class Engine:
         optimizer: Optimizer,
         validation: Validation | None = None,
         checkpoint: "Checkpoint | None" = None,
+        plateau: Plateau | None = None,
     ) -> None:
         self.problem, self.optimizer, self.validation, self.checkpoint = problem, optimizer, validation, checkpoint
+        self.plateau, self.falls, self.ends = plateau, 0.0 if plateau is None else math.inf, optimizer.max_epochs
+        """Epochs at which the rate begins to fall, and at which training ends."""
+        self.level, self.lowest, self.lowest_epoch = math.inf, math.inf, 0
+        """Smoothed score of the plateau, its lowest value, and the epoch of that."""
         problem.module.train()
         self.parameters, shape = problem.parameters, problem.shape
         self.steps = Adam(self.parameters)
@@ -259,7 +307,8 @@ class Engine:
             self.checkpoint.restore(self)
             bar.update(self.epoch)
         v = self.validation
-        while self.epoch < self.optimizer.max_epochs and self.history.stopped == "max_epochs":
+        while self.epoch < self.ends and self.history.stopped == "max_epochs":
+            self._follow_plateau()
             due = v is not None and self.epoch >= v.first and (self.epoch - v.first) % v.every == 0
             if v is not None and due and not self.step and self.epoch not in self.history.validation_epoch:
                 self._validate(v, v.min_delta)
@@ -280,7 +329,7 @@ class Engine:
 
     def _take(self, batch: Any) -> None:
         """Take one step."""
-        rate = self.optimizer.rate(self.epoch + min(self.step / self.n_steps, 1.0))
+        rate = self._rate(self.epoch + min(self.step / self.n_steps, 1.0))
         before = [p.detach().clone() for p in self.parameters] if self.history.setbacks else []
         self.steps.zero_grad()
         self.loss = self.loss + self.problem.gradient(batch, rate / self.optimizer.learning_rate).detach()
@@ -289,6 +338,29 @@ class Engine:
             for p, old in zip(self.parameters, before, strict=False):
                 p.copy_(old + _over(self.pace.to(p), p) * (p - old))
         self.step += 1
+
+    def _rate(self, epoch: float | int) -> float:
+        """Learning rate at an epoch, or a fraction of one."""
+        warm = 1.0 if self.plateau is None else min(1.0, (epoch + 1) / self.plateau.warm)
+        fallen = max(0.0, epoch - self.falls) / max(1.0, self.ends - self.falls) if self.falls < math.inf else 0.0
+        return warm * self.optimizer.rate(fallen * self.optimizer.max_epochs)
+
+    def _follow_plateau(self) -> None:
+        """Decide whether the rate begins to fall, and when training ends."""
+        p, epoch, most = self.plateau, self.epoch, self.optimizer.max_epochs
+        if p is None or self.falls <= epoch:
+            return
+        if p.score is not None and epoch >= 2 * p.every and epoch % p.every == 0:
+            score = p.score()
+            self.level = score if math.isinf(self.level) else 0.5 * (self.level + score)
+            if self.level < self.lowest - p.min_delta:
+                self.lowest, self.lowest_epoch = self.level, epoch
+            elif epoch - self.lowest_epoch >= p.patience and epoch >= p.least:
+                self.falls = epoch
+                self.ends = min(most, epoch + max(20, round(p.share / (1 - p.share) * epoch)))
+                return
+        if epoch >= round(most * (1 - p.share)):
+            self.falls = epoch
 
     def look(self) -> Bool[Tensor, "*s"]:
         """Return networks that are no longer finite to their last good state, and shorten their steps."""
@@ -319,13 +391,13 @@ class Engine:
                 t.copy_(torch.where(_over(chosen, t), state, t))
 
     def _end_of_epoch(self, bar: Any) -> None:
-        last, group = self.epoch + 1 == self.optimizer.max_epochs, self.problem.process_group
+        last, group = self.epoch + 1 == self.ends, self.problem.process_group
         looks = self.n_steps > 1 or last or (self.epoch + 1) % self.problem.check_every == 0
         if not looks or not bool(self.look().all()):  # an epoch in which all networks failed is not recorded
             self.nlml.append((group.sum_(self.loss) / max(self.step, 1)).nanmean())
             self.log_alpha.append(self.problem.log_alpha.detach().mean())
             pace = float(self.pace.mean()) if self.history.setbacks else 1.0
-            self.history.learning_rate.append(pace * self.optimizer.rate(self.epoch))
+            self.history.learning_rate.append(pace * self._rate(self.epoch))
         self.epoch, self.n_steps, self.step = self.epoch + 1, max(self.step, 1), 0
         self.loss = torch.zeros_like(self.loss)
         if looks and self.nlml and not bar.disable:

@@ -21,7 +21,7 @@ from lastlayer.networks.mlp import neg_log_hidden_prior
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.engine import Problem, TrainingHistory
 from lastlayer.training.objectives import Objective, Profiled
-from lastlayer.training.running_posterior import RunningPosterior
+from lastlayer.training.running_posterior import RunningPosterior, Snapshot
 
 STACK_CHECK, BATCH_CHECK = 25, 100
 """Steps between two checks for finite values, for stacks and for mini-batches."""
@@ -235,6 +235,17 @@ class MiniBatches(Problem):
     def log_alpha(self) -> Tensor:
         """Present log alpha of the running posterior."""
         return self.running.now.log_alpha
+
+    def memory(self) -> dict[str, Tensor]:
+        """State of the running posterior."""
+        kept = {} if self.running.snapshot is None else self.running.snapshot.tensors()
+        return {**kept, "updates": torch.tensor(self.running.steps)}
+
+    def remember(self, tensors: dict[str, Tensor]) -> None:
+        """Restore the running posterior."""
+        self.running.steps = int(tensors["updates"])
+        if "log_alpha" in tensors:
+            self.running.snapshot = Snapshot.of(tensors, self.running.bias_prior)
 
 
 def chunked_nlml(

@@ -1,5 +1,6 @@
 """The last layer of mini-batch training: running averages of the statistics, and everything else in closed form."""
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -36,6 +37,22 @@ class UpdateSchedule:
     """Steps between updates of Lambda_0 and alpha; W and noise are updated in every step."""
     settle: int = 16
     """Number of initial steps in which everything is updated."""
+
+
+SCHEDULE = UpdateSchedule()
+
+
+def share_of(
+    used: int, n_features: int, effective_rows: float, drift: float, schedule: UpdateSchedule = SCHEDULE
+) -> float:
+    """Share of a batch of `used` rows in a running average, in which it counts no less than rows before it."""
+    share = min(2 / (1 + schedule.memory * n_features / used), MOST_SHARE) * drift**0.5
+    return max(share, used / (used + effective_rows))
+
+
+def effective_after(effective_rows: float, share: float, used: int) -> float:
+    """Effective number of rows of a running average after a batch with the given share."""
+    return 1 / ((1 - share) ** 2 / effective_rows + share**2 / used)
 
 
 @dataclass(frozen=True)
@@ -84,7 +101,7 @@ class RunningPosterior:
     """Structure of the noise."""
     bias_prior: BiasPrior = "flat"
     """Prior of the bias."""
-    schedule: UpdateSchedule = UpdateSchedule()
+    schedule: UpdateSchedule = SCHEDULE
     """How often the last layer is computed, and from how many rows."""
     process_group: ProcessGroup = ONE
     """The processes that share the rows."""
@@ -151,9 +168,8 @@ class RunningPosterior:
         drift : float, default 1
             As in `step`.
         """
-        share = min(2 / (1 + self.schedule.memory * part.n_linear / used), MOST_SHARE) * drift**0.5
-        if self.snapshot is not None:  # a row of the batch counts no less than an old one
-            share = max(share, used / (used + self.snapshot.effective_rows))
+        before = math.inf if self.snapshot is None else self.snapshot.effective_rows
+        share = share_of(used, part.n_linear, before, drift, self.schedule)
         self.snapshot = self._after(part.weighing(self.count), share, used)
         self.steps += 1
         return self.snapshot.frozen
@@ -180,10 +196,11 @@ class RunningPosterior:
         """The last layer after adding the statistics of a batch with the given share."""
         if self.snapshot is None:
             log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA)
-            return Snapshot(part, self._frozen(part, log_alpha, None, float(used)), log_alpha, float(used))
+            frozen = self._frozen(part, log_alpha, None, float(used))
+            return Snapshot(part, frozen, moved(log_alpha, frozen.fixed_point()), float(used))
         old, log_alpha = self.snapshot.frozen, self.snapshot.log_alpha
         both = self.snapshot.statistics.weighing((1 - share) * self.count) + part.weighing(share * self.count)
-        effective_rows = 1 / ((1 - share) ** 2 / self.snapshot.effective_rows + share**2 / used)
+        effective_rows = effective_after(self.snapshot.effective_rows, share, used)
         # a network that failed and returned to an older state restarts with this batch alone
         statistics = _where(_finite(both.scatter), both, part)
         due = self.steps < self.schedule.settle or self.steps % self.schedule.every == 0
@@ -191,7 +208,7 @@ class RunningPosterior:
         # a factorisation that failed leaves the old layer in place
         frozen = _where(_sound(new), new, old)
         if due:
-            log_alpha = _moved(log_alpha, frozen)
+            log_alpha = moved(log_alpha, frozen.fixed_point())
         return Snapshot(statistics, frozen, log_alpha, effective_rows)
 
     def _frozen(
@@ -212,9 +229,9 @@ def tensors_of(value: FrozenLayer | Statistics) -> dict[str, Tensor]:
     return {f.name: v for f in fields(value) if isinstance(v := getattr(value, f.name), Tensor)}
 
 
-def _moved(log_alpha: Float[Tensor, "*b"], frozen: FrozenLayer) -> Float[Tensor, "*b"]:
-    """log alpha moved towards the fixed point, by at most one unit."""
-    change = (frozen.fixed_point - log_alpha).clamp(-1.0, 1.0)
+def moved(log_alpha: Float[Tensor, "*b"], fixed_point: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """log alpha moved towards its fixed point, by at most one unit."""
+    change = (fixed_point - log_alpha).clamp(-1.0, 1.0)
     return log_alpha + torch.where(torch.isfinite(change), change, 0.0)
 
 

@@ -1,147 +1,213 @@
-"""A stack of built-in networks by the profiled evidence: `FullBatch` and `MiniBatches` with explicit passes."""
+"""Stacks of built-in networks, trained by explicit passes: products in the networks' type, the rest in float64."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer._internal.numbers import TINY
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.linalg import Cholesky, diagonal, trace
+from lastlayer.bayes.precision import ROUNDING
+from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Statistics, log_scales
 from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import InputSkip, StackedMLP, neg_log_hidden_prior, parts_of
+from lastlayer.settings.types import BiasPrior, NoiseStructure
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.engine import Problem
-from lastlayer.training.objectives import Profiled
-from lastlayer.training.problems import STACK_CHECK, MiniBatches
+from lastlayer.training.objectives import INITIAL_LOG_ALPHA, INITIAL_LOG_SIGMA_E
+from lastlayer.training.running_posterior import SCHEDULE, effective_after, moved, share_of, tensors_of
+
+STACK_CHECK = 25
+"""Steps between two checks for finite values."""
+ROWS_PER_SUM = 1_024
+"""Rows whose products are summed in the networks' type."""
+LEAST_RIDGE, LEAST_NOISE = 30.0, 1e-4
+"""Least alpha^-1 over the resolution of moments in float32, and noise variance over that of the targets, for which
+float32 is enough: below them, products of features are taken in float64."""
+LEAST_LEARNED = 1e-12
+"""Least learned noise variance beside known ones, for standardised targets."""
+MOST_WATCHED = 400
+"""Most rows of each network by which its training is watched."""
 
 
 class StackPass:
-    """Moments of features, and backpropagation of their gradient, for a stack of MLPs with or without `InputSkip`."""
+    """Passes through a stack of MLPs, with or without `InputSkip`: moments of their rows, and gradients from them."""
 
     def __init__(self, network: nn.Module, n_rows: int, n_outputs: int) -> None:
-        """Allocate buffers for at most `n_rows` rows at a time."""
-        stack, self.encoding, self.scale = parts_of(network)
+        """Allocate buffers for `n_rows` rows of each network."""
+        stack, self.encoding, scale = parts_of(network)
         assert isinstance(stack, StackedMLP)
-        self.stack, self.skips, self.n_outputs = stack, isinstance(network, InputSkip), n_outputs
-        first = stack.weights[0]
-        s, d = len(first), first.shape[1] if self.scale is None else self.scale.shape[-1]
+        self.stack, first = stack, stack.weights[0]
+        passed = 0 if not isinstance(network, InputSkip) else first.shape[1] if scale is None else scale.shape[-1]
         widths = [W.shape[-1] for W in stack.weights]
         self.width = widths[-1]
-        columns = self.width + d * self.skips + n_outputs + 1
-
-        def buffer(*shape: int, like: torch.dtype = first.dtype) -> Tensor:
-            return torch.zeros(s, *shape, dtype=like, device=first.device)
-
+        buffer = lambda *shape: torch.zeros(len(first), *shape, dtype=first.dtype, device=first.device)
         self.layers, self.slopes = ([buffer(n_rows, width) for width in widths] for _ in range(2))
-        self.rows, self.exact = buffer(n_rows, columns), buffer(n_rows, columns, like=torch.float64)
-        self.moments = buffer(columns, columns, like=torch.float64)
-        self.products = buffer(self.width, columns, like=torch.float64)
-        self.centre = buffer(columns - 1)
-        """Approximate means of the features, subtracted before products are taken; zero in the other columns."""
+        self.rows = buffer(n_rows, self.width + passed + n_outputs + 1)
+        """[features - centre, inputs passed on, targets, 1], times the root of the weights of the rows."""
+        self.centre = buffer(self.rows.shape[-1] - 1)
+        """Approximate means of the features, subtracted so that products keep their digits; zero in other columns."""
         self.gradients = [torch.zeros_like(p) for p in (*stack.weights, *stack.biases)]
-        """Gradients in the order of the stack's parameters."""
         tanh = isinstance(stack.activation, nn.Tanh)
         self.activations = [Tanh() if tanh else Elementwise(stack.activation) for _ in widths]
 
-    def load(self, X: Float[Tensor, "*s r d"], T: Float[Tensor, "*s r q"], weight: Tensor | None) -> None:
-        """Set the rows: shared by all networks of the stack, or separate for each."""
-        h, r = self.width, X.shape[-2]
-        inputs = X.to(self.rows.dtype) if self.encoding is None else self.encoding(X.to(self.rows.dtype))
-        self.n_rows, self.inputs = r, inputs.expand(len(self.rows), r, inputs.shape[-1])
-        self.root = None if weight is None else weight.to(self.rows.dtype).sqrt()[..., None]
-        passed = X if self.scale is None else X * self.scale
-        fixed = torch.cat([*([passed] if self.skips else []), T, torch.ones_like(T[..., :1])], dim=-1)
-        exact = self.exact[:, :r, h:]
-        exact.copy_(fixed if weight is None else fixed * weight.sqrt()[..., None])
-        self.rows[:, :r, h:] = exact
-        torch.bmm(exact.mT, exact, out=self.moments[:, h:, h:])
+    def load(self, X: Float[Tensor, "s n d"], fixed: Float[Tensor, "s n c"], weight: Tensor | None) -> None:
+        """Set the rows: inputs, columns that no parameter changes, and weights, which may differ from 1 at the end."""
+        self.inputs = X if self.encoding is None else self.encoding(X)
+        self.rows[..., self.width :] = fixed
+        self.root, self.first = None, len(self.rows[0])
+        if weight is not None:
+            self.root = weight.to(self.rows.dtype).sqrt()[..., None]
+            self.first = int((self.root[..., 0] == 1).all(0).cumprod(0).sum())
+            self.rows[:, self.first :, self.width :] *= self.root[:, self.first :]
 
-    def statistics(self) -> Statistics:
-        """Run the forward pass and return the statistics, which are valid until the next one."""
-        a, h, r = self.inputs, self.width, self.n_rows
-        for W, b, out, act in zip(self.stack.weights, self.stack.biases, self.layers, self.activations, strict=True):
-            a = act.forward(torch.baddbmm(b, a, W, out=out[:, :r]))
-        features = torch.sub(a, self.centre[:, None, :h], out=self.rows[:, :r, :h])
-        if self.root is not None:
-            features *= self.root
-        exact, M = self.exact[:, :r], self.moments
-        exact[..., :h] = features
-        M[:, :h] = torch.bmm(exact[..., :h].mT, exact, out=self.products)
-        M[:, h:, :h] = M[:, :h, h:].mT
-        count = M[:, -1, -1]
-        rest = M[:, :-1, -1] / count.clamp_min(TINY)[:, None]
-        scatter = torch.baddbmm(M[:, :-1, :-1], M[:, :-1, -1:], rest[:, None], alpha=-1)
-        energy = scatter.diagonal(dim1=-2, dim2=-1)
-        return Statistics(count.clone(), self.centre.double() + rest, scatter, energy, self.n_outputs)
+    def features(self, inputs: Float[Tensor, "s n i"], layers: Sequence[Tensor] | None = None) -> Tensor:
+        """Outputs of the last layer's activation, of which the features are `scale` times plus `shift`."""
+        a, scale, shift = inputs, 1.0, 0.0
+        for i, (W, b, act) in enumerate(zip(self.stack.weights, self.stack.biases, self.activations, strict=True)):
+            b = b + shift * W.sum(1, keepdim=True) if shift else b
+            out = None if layers is None else layers[i]
+            a = act.forward(torch.baddbmm(act.factor * b, a, (act.factor * scale) * W, out=out))
+            scale, shift = act.scale, act.shift
+        return a
 
-    def backward(self, frozen: FrozenLayer, scale: float = 1.0) -> None:
-        """Compute the gradient for the rows of the last forward pass, each of which stands for `scale` rows."""
-        r, n = self.n_rows, len(self.layers)
-        slopes = frozen.gradient_map(self.centre.double(), self.width, scale).to(self.rows.dtype)
-        g = torch.bmm(self.rows[:, :r], slopes, out=self.slopes[-1][:, :r])
+    def moments(self, precision: Float[Tensor, "s n q"] | None = None, *, exact: bool) -> Float[Tensor, "*s c c"]:
+        """Products of the columns summed over the rows, for each output if each reading has a precision of its own."""
+        act, h = self.activations[-1], self.width
+        a = self.features(self.inputs, self.layers)
+        torch.add(act.shift - self.centre[:, None, :h], a, alpha=act.scale, out=self.rows[..., :h])
         if self.root is not None:
-            g *= self.root
+            self.rows[:, self.first :, :h] *= self.root[:, self.first :]
+        if precision is None:
+            return self._products(None, exact)
+        return torch.stack([self._products(each, exact) for each in precision.split(1, -1)], 1)
+
+    def _products(self, precision: Float[Tensor, "s n 1"] | None, exact: bool) -> Float[Tensor, "s c c"]:
+        total: Any = 0.0
+        for i in range(0, self.rows.shape[1], ROWS_PER_SUM):
+            rows = self.rows[:, i : i + ROWS_PER_SUM]
+            rows = rows.double() if exact else rows
+            weighted = rows if precision is None else rows * precision[:, i : i + ROWS_PER_SUM].to(rows)
+            total = total + torch.bmm(weighted.mT, rows).double()
+        return total
+
+    def backward(self, slopes: Float[Tensor, "*s c h"], precision: Float[Tensor, "s n q"] | None = None) -> None:
+        """Compute the gradients, given the maps from a row to the gradient in its features."""
+        n, slopes = len(self.layers), slopes.to(self.rows.dtype)
+        g = torch.bmm(self.rows, slopes if precision is None else slopes[:, 0], out=self.slopes[-1])
+        if precision is not None:
+            g *= precision[..., :1]
+            for j in range(1, precision.shape[-1]):
+                g.addcmul_(torch.bmm(self.rows, slopes[:, j]), precision[..., j : j + 1])
+        if self.root is not None:
+            g[:, self.first :] *= self.root[:, self.first :]
         for i in reversed(range(n)):
-            g = self.activations[i].backward(g)
-            below = self.activations[i - 1].out if i else self.inputs
-            torch.bmm(below.mT, g, out=self.gradients[i])
-            torch.sum(g, 1, keepdim=True, out=self.gradients[n + i])
+            act = self.activations[i]
+            g, c = act.backward(g), act.factor * act.scale
+            bias = torch.sum(g, 1, keepdim=True, out=self.gradients[n + i]).mul_(c)
             if i:
-                g = torch.bmm(g, self.stack.weights[i].mT, out=self.slopes[i - 1][:, :r])
-
-    def follow(self, statistics: Statistics) -> None:
-        """Set the centre to the present mean of the features."""
-        self.centre[:, : self.width] = statistics.mean[:, : self.width]
+                below = self.activations[i - 1]
+                torch.baddbmm(bias, below.out.mT, g, beta=below.shift, alpha=c * below.scale, out=self.gradients[i])
+                g = torch.bmm(g, c * self.stack.weights[i].mT, out=self.slopes[i - 1])
+            else:
+                torch.bmm(self.inputs.mT, g, out=self.gradients[0]).mul_(c)
 
 
 class StackedNetworks(Problem):
-    """MLPs of one shape, each with its own rows: X (s, m, d), T (s, m, q), weights (s, m), zero for padding."""
+    """MLPs of one shape, each on its own rows of a table: all of them in every step, or mini-batches.
+
+    In every step the last layer of each network is at its optimum: for all rows, or for a running average over batches.
+    Outputs have moments of their own where targets are missing or some noise is known.
+
+    Parameters
+    ----------
+    network : Module
+        A `StackedMLP`, perhaps with encoded inputs and with inputs passed on.
+    data : Points
+        Rows of the table.
+    parts, watched : sequence of ndarray
+        Rows on which each network is trained, and rows by which its training is watched.
+    prior_precision : Tensor of shape (s,)
+        Of the hidden weights.
+    noise, bias_prior : str
+        Structure of the noise, and prior of the bias.
+    batch_size, seed : int
+        Rows of each network per step, and the seed of their order. None: all rows.
+    """
 
     check_every = STACK_CHECK
 
     def __init__(
-        self, network: nn.Module, objective: Profiled, data: Points, *, prior_precision: Float[Tensor, " s"]
+        self,
+        network: nn.Module,
+        data: Points,
+        parts: Sequence[Int[ndarray, "_"]],
+        *,
+        prior_precision: Float[Tensor, " s"],
+        watched: Sequence[Int[ndarray, "_"]] = (),
+        noise: NoiseStructure = "diagonal",
+        bias_prior: BiasPrior = "flat",
+        batch_size: int | None = None,
+        seed: int = 0,
     ) -> None:
-        super().__init__(nn.ModuleList([network, objective]), objective.log_alpha.shape)
-        m, q = data.T.shape[-2:]
-        self.network, self.objective = network, objective
-        self.rows = StackPass(network, m, q)
-        with torch.no_grad():
-            self.rows.load(data.X, data.T, data.weight)
-        self.prior_share = prior_precision.double() / self.rows.moments[:, -1, -1]
-        self.with_prior = bool((prior_precision > 0).any())
-        self.multiplications = 3 * m * sum(p.numel() for p in self.parameters)
-        self.gradients = [*self.rows.gradients, torch.zeros_like(objective.log_alpha)]
-        self.step = Replayed(self._step, data.X.device)
+        stack, _, scale = parts_of(network)
+        assert isinstance(stack, StackedMLP)
+        super().__init__(network, torch.Size([len(parts)]), [*stack.weights, *stack.biases])
+        self.network, self.noise, self.bias_prior, self.seed = network, noise, bias_prior, seed
+        device, dtype, self.n_outputs = data.X.device, stack.weights[0].dtype, data.T.shape[-1]
+        X, T = data.X.to(dtype), data.T.to(dtype)
+        passed = X[:, :0] if not isinstance(network, InputSkip) else X if scale is None else X * scale.reshape(-1)
+        self.X, self.fixed, self.weight = X, torch.cat([passed, T, torch.ones_like(T[:, :1])], -1), data.weight
+        readings = data.readings
+        self.readings = None if readings.complete else readings.map(lambda x: x.expand_as(T))
+        # each network takes as many of its rows in a step; shorter lists are filled up
+        longest = max(map(len, parts))
+        self.n_batches = 1 if batch_size is None else -(-longest // batch_size)
+        n = -(-longest // self.n_batches)
+        self.parts = [torch.from_numpy(part).to(device) for part in parts]
+        weight = torch.ones_like(T[:, 0], dtype=torch.float64) if data.weight is None else data.weight.double()
+        self.count = torch.stack([weight[part].sum() for part in self.parts])
+        self.watched = [torch.from_numpy(part[:MOST_WATCHED]).to(device) for part in watched]
+        self.passes = StackPass(network, n, self.n_outputs)
+        # the prior of the hidden weights
+        precision = prior_precision.double().to(device)
+        self.prior_share, self.with_prior = precision / self.count, bool((precision > 0).any())
+        fans = [*(W.shape[-2] for W in stack.weights), *(1 for _ in stack.biases)]
+        self.shares = [(self.prior_share * fan).to(dtype)[:, None, None] for fan in fans]
+        # the last layers
+        self.log_alphas = torch.full_like(self.count, INITIAL_LOG_ALPHA)
+        self.noise_var = torch.full_like(T[:1], math.exp(2 * INITIAL_LOG_SIGMA_E), dtype=torch.float64).repeat(
+            len(parts), 1
+        )
+        """Learned noise where some is known; otherwise it follows from the moments."""
+        self.exact = dtype == torch.float64 or device.type == "cuda"
+        self.frozen: FrozenLayer
+        """Last layers of the last step."""
+        self.running: list[Tensor] | None = None
+        """Running averages over batches, per row."""
+        self.updates, self.effective_rows, self.loaded = 0, 0.0, False
+        self.nlml = torch.zeros_like(self.count)
+        self.multiplications = 3 * n * sum(p.numel() for p in self.parameters)
+        self.step = Replayed(self._step, device)
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, " s"]:
         """Compute the gradient of NLML and penalty, and return the NLML."""
-        nlml = self.step()
-        for p, gradient in zip(self.parameters, self.gradients, strict=True):
+        if self.n_batches > 1 or not self.loaded:
+            self._load()
+        nlml = self._step(speed) if self.n_batches > 1 else self.step()
+        for p, gradient in zip(self.parameters, self.passes.gradients, strict=True):
             p.grad = gradient
+        self.updates += 1
         return nlml
 
-    def _step(self) -> Float[Tensor, " s"]:
-        with torch.no_grad():
-            statistics, frozen = self._last_layers()
-            self.rows.backward(frozen)
-            self.rows.follow(statistics)
-            self.gradients[-1].copy_(frozen.log_alpha_slope)
-            nlml = frozen.nlml
-        if self.with_prior:
-            for gradient, own in zip(
-                self.gradients, torch.autograd.grad(self.penalty().sum(), self.parameters[:-1]), strict=False
-            ):
-                gradient += own
-        return nlml
-
-    @torch.no_grad()
     def evaluate(self) -> Float[Tensor, " s"]:
-        """NLML in the present state."""
-        statistics, frozen = self._last_layers()
-        return frozen.bound(statistics)
+        """NLML before the last step: whether parameters are finite is checked beside it."""
+        return self.nlml
 
     def penalty(self) -> Float[Tensor, " s"]:
         """Negative log prior of the hidden weights, per sample."""
@@ -149,36 +215,199 @@ class StackedNetworks(Problem):
 
     @property
     def log_alpha(self) -> Tensor:
-        """Present log alpha of each network."""
-        return self.objective.log_alpha
+        return self.log_alphas
 
-    def _last_layers(self) -> tuple[Statistics, FrozenLayer]:
-        """Statistics and last layers at their optimum for the present features."""
-        statistics, o = self.rows.statistics(), self.objective
-        return statistics, FrozenLayer.of(statistics, o.log_alpha.detach(), noise=o.noise, bias_prior=o.bias_prior)
+    @torch.no_grad()
+    def watch(self) -> float:
+        """Mean log squared error of the networks for the rows that watch them, by the last layers of the last step."""
+        rows, act = _filled(self.watched), self.passes.activations[-1]
+        X = self.X[rows] if self.passes.encoding is None else self.passes.encoding(self.X[rows])
+        fixed, k, q = self.fixed[rows], self.frozen.weights.shape[-2] - 1, self.n_outputs
+        W = self.frozen.weights.to(X.dtype)
+        W = W if self.readings is None else W[..., 0].mT
+        phi = torch.cat([act.scale * self.passes.features(X) + act.shift, fixed[..., : -q - 1]], -1)
+        squares = (fixed[..., -q - 1 : -1] - phi @ W[:, :k] - W[:, k:]).square()
+        read = torch.ones_like(squares) if self.readings is None or (r := self.readings.read) is None else r[rows]
+        errors = (squares * read).sum((1, 2)) / read.sum((1, 2)).clamp_min(1)
+        return float(errors.clamp_min(1e-12).log().mean())
 
+    def memory(self) -> dict[str, Tensor]:
+        """Alphas, noise, centre, and the running averages with the layer and the order of the rows."""
+        numbers = {"updates": self.updates, "effective_rows": self.effective_rows, "exact": self.exact}
+        kept = {"log_alphas": self.log_alphas, "noise_var": self.noise_var, "centre": self.passes.centre}
+        kept |= {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
+        if self.updates:
+            kept |= {"order": self.order} | {f"frozen.{k}": v for k, v in tensors_of(self.frozen).items()}
+        return kept | {f"running.{i}": x for i, x in enumerate(self.running or [])}
 
-class StackedBatches(MiniBatches):
-    """A stack on mini-batches shared by all networks; weights (s, m) assign rows to networks."""
+    def remember(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `memory` returned."""
+        for name in ("log_alphas", "noise_var"):
+            getattr(self, name).copy_(tensors[name])
+        self.passes.centre.copy_(tensors["centre"])
+        self.updates, self.exact = int(tensors["updates"]), bool(tensors["exact"])
+        self.effective_rows = float(tensors["effective_rows"])
+        if "order" in tensors:
+            self.order = tensors["order"]
+            own = {name.removeprefix("frozen."): v for name, v in tensors.items() if name.startswith("frozen.")}
+            self.frozen = FrozenLayer(**own, bias_prior=self.bias_prior)
+            self.running = [tensors[name] for name in sorted(tensors) if name.startswith("running.")] or None
 
-    rows: StackPass | None = None
+    def _load(self) -> None:
+        """Set the rows of the next step."""
+        lengths = torch.tensor([len(part) for part in self.parts], device=self.X.device)
+        n, longest, at = self.passes.rows.shape[1], int(lengths.max()), self.updates % self.n_batches
+        if self.n_batches == 1:
+            self.order = _filled(self.parts)
+        elif not at:
+            generator = torch.Generator().manual_seed((self.seed + 1_000_003 * self.updates) % 2**63)
+            mixed = (part[torch.randperm(len(part), generator=generator).to(part.device)] for part in self.parts)
+            self.order = _filled(list(mixed))
+        index = self.order[:, min(at * n, longest - n) :][:, :n]
+        weight = None if self.weight is None else self.weight[index]
+        if self.n_batches == 1 and int(lengths.min()) < longest:
+            used = (torch.arange(longest, device=index.device) < lengths[:, None]).double()
+            weight = used if weight is None else used * weight
+        self.batch_weight = torch.full_like(self.count, n) if weight is None else weight.double().sum(-1)
+        self.own = None if self.readings is None else self.readings.map(lambda x: x[index])
+        self.passes.load(self.X[index], self.fixed[index], weight)
+        self.loaded = True
 
-    def gradient(self, batch: Any, speed: float) -> Float[Tensor, " s"]:
-        """Compute the gradient of the bound on a batch, and return the bound."""
-        if self.rows is None:
-            self.rows = StackPass(self.network, self.batch_size, batch.T.shape[-1])
-        with torch.no_grad():
-            if self.running.snapshot is not None:
-                self.rows.follow(self.running.snapshot.statistics)
-            self.rows.load(batch.X, batch.T, batch.weight)
-            part = self.rows.statistics()
-            frozen = self.running.absorb(part, len(batch.X), drift=speed)
-            self.rows.backward(frozen, self.running.n_rows / len(batch.X))
-        for p, gradient in zip(self.parameters, self.rows.gradients, strict=True):
-            p.grad = gradient
+    @torch.no_grad()
+    def _step(self, speed: float = 1.0) -> Float[Tensor, " s"]:
+        passes, own = self.passes, self.own
+        precision = None
+        if own is not None and (relative := own.precision(self.noise_var)) is not None:
+            precision = relative.expand_as(own.t).to(passes.rows)
+        statistics = self._statistics(self._averaged(passes.moments(precision, exact=self.exact), precision, speed))
+        due = self.n_batches == 1 or self.updates < SCHEDULE.settle or self.updates % SCHEDULE.every == 0
+        frozen = FrozenLayer.of(
+            statistics,
+            self.log_alphas if own is None else self.log_alphas[:, None],
+            noise=self.noise,
+            bias_prior=self.bias_prior,
+            noise_cov=None if own is None or own.known is None else self.noise_var[..., None, None],
+            logdet_from=None if due else self.frozen,
+            seen=1.0 if self.n_batches == 1 else min(self.effective_rows / max(map(len, self.parts)), 1.0),
+        )
+        if not self.exact and bool(_coarse(statistics, frozen).any()):
+            self.exact, self.running, self.updates = True, None, 0
+            return self._step(speed)
+        self.frozen = frozen
+        passes.backward(self._slopes(frozen), precision)
         if self.with_prior:
-            (self.prior * neg_log_hidden_prior(self.network)).sum().backward()
-        return frozen.bound(part.weighing(self.running.count))
+            for gradient, share, p in zip(passes.gradients, self.shares, self.parameters, strict=True):
+                gradient.addcmul_(share, p)
+        if own is not None and precision is not None and own.known is not None:
+            self._learn_noise(frozen, own, precision)
+        if due:
+            self.log_alphas.copy_(moved(self.log_alphas, frozen.fixed_point(by_output=own is not None)))
+            self._follow(statistics)
+        nlml = frozen.nlml if own is None else (frozen.nlml * frozen.count).sum(-1) / self.count
+        self.nlml = nlml
+        return nlml
+
+    def _averaged(self, moments: Float[Tensor, "*s c c"], precision: Tensor | None, speed: float) -> list[Tensor]:
+        """Sums over all rows: moments, and with a precision the number of targets and the log of their noise."""
+        sums = [moments]
+        if precision is not None:
+            weight = torch.ones_like(precision) if self.passes.root is None else self.passes.root.square()
+            sums += [(weight * (precision > 0)).sum(1).double(), log_scales(precision.mT, weight.mT).double()]
+        over = lambda total, like: total.reshape(-1, *[1] * (like.dim() - 1))
+        if self.n_batches == 1:
+            return sums
+        sums = [x / over(self.batch_weight, x) for x in sums]
+        n, k = self.passes.rows.shape[1], moments.shape[-1] - self.n_outputs - 1
+        share = share_of(n, k, self.effective_rows, speed)
+        if self.running is not None:
+            fine = torch.isfinite(self.running[0]).flatten(1).all(1)  # a network that was lost starts again
+            sums = [
+                torch.where(over(fine, x), torch.lerp(old, x, share), x)
+                for old, x in zip(self.running, sums, strict=True)
+            ]
+        self.effective_rows = float(n) if self.running is None else effective_after(self.effective_rows, share, n)
+        self.running = sums
+        return [x * over(self.count, x) for x in sums]
+
+    def _statistics(self, sums: list[Tensor]) -> Statistics:
+        """Statistics of the sums, of each output if there are its targets."""
+        moments, *counts = sums
+        k, q, centre = moments.shape[-1] - self.n_outputs - 1, self.n_outputs, self.passes.centre.double()
+        if not counts:
+            return Statistics.of_moments(moments, centre, q, exact=self.exact)
+        at = torch.arange(q, device=moments.device)
+        columns = torch.stack([torch.tensor([*range(k), k + j, k + q], device=moments.device) for j in range(q)])
+        own = moments[:, at[:, None, None], columns[:, :, None], columns[:, None, :]]
+        found = Statistics.of_moments(own, centre[:, None, : k + 1], 1, exact=self.exact)
+        return replace(found, observations=counts[0], log_scale=counts[1], by_output=True)
+
+    def _slopes(self, frozen: FrozenLayer) -> Float[Tensor, "*s c h"]:
+        """Maps from a row to the gradient in its features, of each output if it has moments of its own."""
+        share, centre, q = self.count / self.batch_weight, self.passes.centre.double(), self.n_outputs
+        if self.own is None:
+            return frozen.gradient_map(centre, self.passes.width, share)
+        k = centre.shape[-1] - q
+        scale = share[:, None] * frozen.count / self.count[:, None]
+        each = frozen.gradient_map(centre[:, None, : k + 1].expand(-1, q, -1), self.passes.width, scale)
+        slopes = each.new_zeros(len(each), q, k + q + 1, each.shape[-1])
+        slopes[:, :, :k], slopes[:, :, -1] = each[:, :, :k], each[:, :, -1]
+        for j in range(q):
+            slopes[:, j, k + j] = each[:, j, k]
+        return slopes
+
+    def _learn_noise(self, frozen: FrozenLayer, own: Readings, precision: Float[Tensor, "s n q"]) -> None:
+        """One step of expectation maximisation for the learned noise beside the known one."""
+        k, rows = frozen.weights.shape[-2] - 1, self.passes.rows
+        centre, q = self.passes.centre[:, :k].double(), self.n_outputs
+        assert own.known is not None
+        scale = torch.ones_like(own.t) if own.scale is None else own.scale
+        learns = (scale > 0) & torch.isfinite(scale)
+        root = torch.ones_like(rows[..., :1]) if self.passes.root is None else self.passes.root
+        weight = root[..., 0].double().square()
+        for j in range(q):
+            W, b, inverse = frozen.weights[:, j, :k], frozen.weights[:, j, k:], frozen.inverse[:, j]
+            L = Cholesky.of(inverse[:, :k, :k]).L
+            off = torch.cat([-centre[:, None] @ W - b, (centre - frozen.centre[:, j])[:, None] @ L], -1)
+            maps = torch.cat([torch.cat([-W, L], -1), torch.zeros_like(off).expand(-1, q, -1), off], 1)
+            maps[:, k + j, 0] = 1.0
+            errors = (rows @ maps.to(rows)).double().square()
+            p, known, now = precision[..., j].double(), own.known[..., j], self.noise_var[:, j : j + 1]
+            # E of a squared error of the function, of the learned part of the noise, and of the squared weights
+            square = errors[..., 0] + now * (errors[..., 1:].sum(-1) + weight / frozen.count[:, j : j + 1])
+            part = scale[..., j].nan_to_num(0.0, 0.0, 0.0) * p.square() * square + weight * known * p
+            size = frozen.ridge[:, j] * (W.square().sum((1, 2)) + now[:, 0] * trace(inverse))
+            rows_here = self.batch_weight / self.count
+            total = (part * learns[..., j]).sum(-1) + rows_here * size
+            new = total / ((learns[..., j] * weight).sum(-1) + rows_here * inverse.shape[-1])
+            self.noise_var[:, j] = torch.where(torch.isfinite(new), new.clamp_min(LEAST_LEARNED), now[:, 0])
+
+    def _follow(self, statistics: Statistics) -> None:
+        """Centre the features at their present means, which changes the running moments."""
+        h, mean = self.passes.width, statistics.mean if self.own is None else statistics.mean[:, 0]
+        step = torch.zeros_like(self.passes.centre, dtype=torch.float64)
+        step[:, :h] = (mean[:, :h] - self.passes.centre[:, :h]).nan_to_num(0.0)
+        self.passes.centre += step.to(self.passes.centre)
+        if self.running is not None:
+            step = torch.cat([step, torch.zeros_like(step[:, :1])], -1)
+            M = self.running[0]
+            step = step if self.own is None else step[:, None]
+            last = M[..., -1]
+            cross = step[..., :, None] * last[..., None, :]
+            self.running[0] = M - cross - cross.mT + step[..., :, None] * step[..., None, :] * M[..., -1:, -1:]
+
+
+def _coarse(statistics: Statistics, frozen: FrozenLayer) -> Bool[Tensor, "*s"]:
+    """Whether moments in float32 are not enough for a last layer, or a factorisation failed."""
+    resolution = ROUNDING * statistics.energy[..., : statistics.n_linear].sum(-1)
+    energy = statistics.energy[..., statistics.n_linear :] / statistics.n[..., None]
+    little = (diagonal(frozen.noise_cov) < LEAST_NOISE * energy).any(-1)
+    return (frozen.ridge < LEAST_RIDGE * resolution) | little | ~torch.isfinite(frozen.logdet)
+
+
+def _filled(parts: Sequence[Int[Tensor, "_"]]) -> Int[Tensor, "s n"]:
+    """Lists of rows side by side; shorter ones start again."""
+    longest = max(map(len, parts))
+    return torch.stack([part.repeat(-(-longest // len(part)))[:longest] for part in parts])
 
 
 class Replayed:
@@ -210,33 +439,30 @@ class Replayed:
 
 
 class Tanh:
-    """Tanh, in place."""
+    """Tanh in place, as 2 sigmoid(2z) - 1: a third of the time, and factors and shift are those of the weights."""
 
+    factor, scale, shift = 2.0, 2.0, -1.0
     out: Tensor
 
     def forward(self, z: Tensor) -> Tensor:
-        """Apply the activation."""
-        if z.dtype == torch.float32 and z.device.type == "cpu":  # accurate enough for training, in a third of the time
-            self.out = z.mul_(2).sigmoid_().mul_(2).sub_(1)
-        else:
-            self.out = z.tanh_()
+        self.out = z.sigmoid_()
         return self.out
 
     def backward(self, g: Tensor) -> Tensor:
-        """Backpropagate a gradient."""
-        return torch.ops.aten.tanh_backward.grad_input(g, self.out, grad_input=g)
+        """Backpropagate a gradient, up to factor and scale."""
+        return torch.ops.aten.sigmoid_backward.grad_input(g, self.out, grad_input=g)
 
 
 class Elementwise:
     """Any other activation, by autograd."""
 
+    factor, scale, shift = 1.0, 1.0, 0.0
     out: Tensor
 
     def __init__(self, activation: nn.Module) -> None:
         self.activation = activation
 
     def forward(self, z: Tensor) -> Tensor:
-        """Apply the activation."""
         with torch.enable_grad():
             self.z = z.detach().requires_grad_()
             self.graph = self.activation(self.z)
@@ -244,5 +470,4 @@ class Elementwise:
         return self.out
 
     def backward(self, g: Tensor) -> Tensor:
-        """Backpropagate a gradient."""
         return torch.autograd.grad(self.graph, self.z, g)[0]

@@ -12,7 +12,6 @@ from lastlayer.training.engine import Problem
 from lastlayer.training.objectives import KnownNoise, MeanSquaredError, Objective, Profiled
 from lastlayer.training.problems import FullBatch, MiniBatches, SampledRows
 from lastlayer.training.running_posterior import RunningPosterior
-from lastlayer.training.stack import StackedBatches, StackedNetworks
 
 
 def objective_for(
@@ -33,15 +32,13 @@ def objective_for(
 def problem_for(
     network: nn.Module, objective: Objective, rows: Rows, settings: Settings, precision: Float[Tensor, "*s"]
 ) -> Problem:
-    """Problem of one network on its rows, or of a stack: of the rows of each, or of all with weights for each."""
-    s, main, stacked = settings.training, rows.main, bool(precision.dim())
+    """Problem of one network, or of a stack with functionals, on all rows or on batches."""
+    s, main = settings.training, rows.main
     if s.batch_size is not None and rows.complete:
         count = main.T.new_tensor(len(main.X)) if main.weight is None else main.weight.sum(-1)
         n_rows, is_table = len(main.X), main.X.dim() == 2
         return batches_for(network.float(), main.float(), settings, precision, count, n_rows, is_table=is_table)
-    if stacked and isinstance(objective, Profiled) and rows.complete:
-        return StackedNetworks(network.float(), objective, main, prior_precision=precision)
-    if stacked:
+    if precision.dim():
         network, rows = network.float(), rows.to(main.X.device, torch.float32)
     if s.batch_size is None:
         return FullBatch(network, objective, rows, prior_precision=precision, chunk_size=s.chunk_size)
@@ -65,7 +62,7 @@ def batches_for(
     running = RunningPosterior(
         count, n_rows, noise=layer.noise_structure, bias_prior=layer.bias_prior, process_group=process_group
     )
-    return (StackedBatches if count.dim() else MiniBatches)(
+    return MiniBatches(
         network,
         source,
         running,
