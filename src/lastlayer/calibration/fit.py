@@ -38,8 +38,8 @@ NO_MIXTURE = np.array([-math.inf, 0.0, -math.inf, -math.inf])
 NO_FACTOR = torch.zeros(())
 SHARPNESS = 1.0
 """Members are weighted by this power of their precision."""
-FIRST_POINTS, MOST_POINTS = 1_000, 5_000
-"""Points of each kind in the first and in the last descent; more would add less than 0.001 to the LPD of new points."""
+FIRST_POINTS, MOST_POINTS = 500, 1_500
+"""Points of each kind in the first and in the last descent; more would add little to the LPD of new points."""
 AT_ONCE = 10_000
 """Numbers per array in a chunk, so that it stays in the processor's cache."""
 UNKNOWN, MANY_UNKNOWN = 3, 8.0
@@ -72,7 +72,7 @@ def fit_curves(
     families.sort(key=lambda s: -alone[s])
     first = CurveProblem(points.some(FIRST_POINTS), families, mixture, likelihood=likelihood)
     own = [numbers[s] for s in families]
-    x = first.best([np.concatenate([*own, first.starts[0, first.n_curves :]]), first.starts[0]])
+    x = first.best([np.concatenate([*own, first.starts[0, first.n_curves :]])])
     whole, head = replace(first, points=some), None
     x = whole.best([x])
     if input_noise is None:
