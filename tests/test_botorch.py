@@ -532,15 +532,6 @@ def test_bounds_that_are_no_box_are_told(bounds, words, as_a_user):
     refused(words, fit_model, X, X[:, :1], bounds=torch.tensor(np.array(bounds)))
 
 
-def test_a_model_turned_to_float32_leaves_the_regressor_as_it_is():
-    regressor, X = fitted("calibrated"), points(5).numpy()
-    before = regressor.predictive(X)
-    BLLModel(regressor).train().float()
-    after = regressor.predictive(X)
-    for name in ("component_mean", "component_var", "weights", "affine_cost"):
-        np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
-
-
 @pytest.mark.parametrize("noise", ["diagonal", "full", "input"])
 def test_a_calibrated_mixture_answers_in_float32_too(noise):
     model, X = BLLModel(fitted("calibrated", noise=noise)), points(5)

@@ -14,7 +14,6 @@ import torch
 from helpers import refused, sine
 from torch import nn
 
-import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.statistics import Statistics
@@ -334,13 +333,6 @@ def test_a_tuned_alpha_is_followed_and_keeps_its_distance(mixed):
     stars = [member.log_alpha_star for member in again.fitted_.members]
     np.testing.assert_allclose(np.subtract(again.fitted_.log_alphas, stars), 1.5)
     refused("infinite alpha", OnlineModel, model.at_alpha(math.inf))
-
-
-def test_it_can_be_saved_and_loaded(mixed, tmp_path):
-    online = OnlineModel(mixed)
-    stream(online, mixed, FITTED, 70)
-    online.model().save(tmp_path / "m")
-    same(OnlineModel(lastlayer.load(tmp_path / "m")), online)
 
 
 def test_frames_tensors_and_own_networks_go_in_too():
