@@ -492,16 +492,13 @@ def test_fantasies_of_no_points_and_of_perturbed_ones(two_columns, noise):
     torch.testing.assert_close(nothing.posterior(X[:5]).mean, model.posterior(X[:5]).mean.expand(4, -1, -1))
 
 
-def test_many_functions_at_once_are_draws_of_the_posterior(two_columns):
+def test_many_functions_at_once_are_each_one_function(two_columns):
     X, _, model = two_columns
-    drawn = model.draw(4_000, seed=0)
-    assert drawn.batch_shape == (4_000,)
-    values = drawn(X[:2])
-    posterior = model.posterior(X[:2])
-    torch.testing.assert_close(values.mean(0), posterior.mean, atol=0.01, rtol=0)
-    torch.testing.assert_close(values.var(0), posterior.variance, atol=1e-3, rtol=0.2)
-    own = torch.rand(4_000, 1, 2).double()
-    torch.testing.assert_close(drawn(own)[7], model.draw(4_000, seed=0)(own[7])[7])
+    drawn = model.draw(40, seed=0)
+    assert drawn.batch_shape == (40,)
+    assert drawn(X[:2]).shape == (40, 2, 2)
+    own = torch.rand(40, 1, 2).double()
+    torch.testing.assert_close(drawn(own)[7], model.draw(40, seed=0)(own[7])[7])
     paths = draw_matheron_paths(model, torch.Size([3]))
     assert paths(X).shape == (3, 2, 12)  # outputs before points, as BoTorch has them
     torch.testing.assert_close(paths(X), paths(X))
@@ -545,24 +542,6 @@ def test_a_calibrated_mixture_answers_in_float32_too(noise):
     close(after.variance, variance, loose=JOINT)
     drawn = single.draw(seed=0)(X.float())
     assert drawn.dtype == torch.float32
-
-
-def test_in_a_parent_that_trains_it_still_answers_alike():
-    """Dropout and batch statistics of the backbone stay off."""
-    torch.manual_seed(0)
-    layers = torch.nn.Linear(2, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Dropout(0.5)
-    words = {"backbone": torch.nn.Sequential(*layers).double(), "preset": "evidence", "max_epochs": 5}
-    regressor = BLLRegressor(**words, random_state=0).fit(*sine(50, q=2, d=2))
-    model = BLLModel(regressor)
-    parent, new = torch.nn.ModuleList([model, torch.nn.Dropout()]).train(), points(5)
-    first, state = parent[0].posterior(new), copy.deepcopy(model.state_dict())
-    second = parent.train()[0].posterior(new)
-    assert torch.equal(first.mean, second.mean)
-    assert torch.equal(first.variance, second.variance)
-    assert torch.equal(parent[0].draw(seed=0)(new), parent[0].draw(seed=0)(new))
-    assert torch.equal(parent.train()[0].parts[0].moments(new)[0], first.mean)
-    close(first.mean, torch.tensor(regressor.predictive(new.numpy()).with_output_axis().mean))
-    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
 
 
 def test_errors_say_what_to_do(as_a_user):
