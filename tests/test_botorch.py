@@ -390,18 +390,18 @@ def test_many_inputs_are_honest():
 def two_columns():
     X = torch.rand(12, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     Y = torch.stack([torch.sin(4 * X[:, 0]), X[:, 1] ** 2], 1)
-    return X, Y, fit_model(X, Y)
+    return X, Y, fit_model(X, Y), [fit_model(X, Y[:, j : j + 1]) for j in range(2)]
 
 
 def test_several_outputs_are_independent_models_in_one(two_columns):
-    X, Y, model = two_columns
+    *_, model, single = two_columns
     new = torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     noise = torch.full((3, 4, 2), 0.1).double()
     for noisy in (False, True, noise):
         both = model.posterior(new, observation_noise=noisy)
         for j in range(2):
             own = noise[..., j : j + 1] if noisy is noise else noisy
-            alone = fit_model(X, Y[:, j : j + 1]).posterior(new, observation_noise=own)
+            alone = single[j].posterior(new, observation_noise=own)
             torch.testing.assert_close(both.mean[..., j], alone.mean[..., 0])
             cov = both.distribution.covariance_matrix.reshape(3, 2, 4, 2, 4)  # outputs before points, as SingleTaskGP
             torch.testing.assert_close(cov[:, j, :, j], alone.distribution.covariance_matrix)
@@ -412,12 +412,12 @@ def test_several_outputs_are_independent_models_in_one(two_columns):
 
 
 def test_several_outputs_are_conditioned_each(two_columns):
-    X, Y, model = two_columns
+    X, _, model, single = two_columns
     more, values = torch.rand(2, 3, 2).double(), torch.rand(2, 3, 2).double()
     after = model.condition_on_observations(more, values).posterior(X[:4])
     for j in range(2):
         own = slice(j, j + 1)
-        alone = fit_model(X, Y[:, own]).condition_on_observations(more, values[..., own]).posterior(X[:4])
+        alone = single[j].condition_on_observations(more, values[..., own]).posterior(X[:4])
         torch.testing.assert_close(after.mean[..., own], alone.mean)
         torch.testing.assert_close(after.variance[..., own], alone.variance)
     fantasies = model.fantasize(more, SobolQMCNormalSampler(torch.Size([4]), seed=0))
@@ -425,7 +425,7 @@ def test_several_outputs_are_conditioned_each(two_columns):
 
 
 def test_it_runs_where_a_tutorial_has_a_gaussian_process(two_columns, as_a_user):
-    X, Y, fitted = two_columns
+    X, Y, fitted, _ = two_columns
     model = SingleTaskBLL(X, Y, outcome_transform=Standardize(2), input_transform=Normalize(2))
     mll = fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert not mll.training
@@ -460,13 +460,10 @@ def test_known_variances_are_those_of_their_values():
 @pytest.mark.parametrize("kind", ["surrogate", "mixture"])
 def test_acquisition_functions_with_pending_points_and_by_samples(kind, two_columns):
     """Entropy searches and knowledge gradient, which need a single Gaussian."""
-    X, Y, _ = two_columns
+    X, Y, _, (single, _) = two_columns
     words = {"preset": "fast", "max_epochs": 5, "random_state": 0, "n_members": 2}
-    model = (
-        fit_model(X, Y[:, :1])
-        if kind == "surrogate"
-        else BLLModel(BLLRegressor((4,), **words).fit(X.numpy(), Y[:, :1].numpy()), train_X=X)
-    )
+    mixture = lambda: BLLModel(BLLRegressor((4,), **words).fit(X.numpy(), Y[:, :1].numpy()), train_X=X)
+    model = single if kind == "surrogate" else mixture()
     box = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
     candidates, x, pending = torch.rand(30, 2).double(), torch.rand(3, 1, 2).double(), torch.rand(2, 2).double()
     torch.manual_seed(0)
@@ -481,7 +478,7 @@ def test_acquisition_functions_with_pending_points_and_by_samples(kind, two_colu
 
 @pytest.mark.parametrize("noise", [None, 0.01])
 def test_fantasies_of_no_points_and_of_perturbed_ones(two_columns, noise):
-    X, Y, _ = two_columns
+    X, Y, *_ = two_columns
     sampler = SobolQMCNormalSampler(torch.Size([4]), seed=0)
     noise = None if noise is None else torch.full((1, 1), noise).double()
     perturbed = InputPerturbation(torch.tensor([[0.0, 0.0], [0.01, 0.0]]).double())
@@ -493,7 +490,7 @@ def test_fantasies_of_no_points_and_of_perturbed_ones(two_columns, noise):
 
 
 def test_many_functions_at_once_are_each_one_function(two_columns):
-    X, _, model = two_columns
+    X, _, model, _ = two_columns
     drawn = model.draw(40, seed=0)
     assert drawn.batch_shape == (40,)
     assert drawn(X[:2]).shape == (40, 2, 2)
