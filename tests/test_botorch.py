@@ -275,15 +275,6 @@ def test_drawn_functions_have_the_moments_of_the_posterior(kind):
     assert float((flat.T @ flat / 3000 - correlation).abs().max()) < 0.12
 
 
-def test_a_drawn_function_is_one_function_and_can_be_optimised():
-    drawn = BLLModel(fitted(q=1)).draw(seed=3)
-    X = points(5)
-    close(drawn(X)[2], drawn(X[2:3])[0])
-    x = X[:1].clone().requires_grad_()
-    (gradient,) = torch.autograd.grad(drawn(x).sum(), x)
-    assert bool((gradient != 0).all())
-
-
 def test_posterior_and_acquisition_values_are_those_of_the_gaussian_process(linear_gp, monkeypatch):
     # else BoTorch compiles a kernel of its own, which takes half a minute where it was never used before
     monkeypatch.setattr("botorch.acquisition.multi_objective.logei._load_attempted", True)
@@ -494,8 +485,10 @@ def test_many_functions_at_once_are_each_one_function(two_columns):
     drawn = model.draw(40, seed=0)
     assert drawn.batch_shape == (40,)
     assert drawn(X[:2]).shape == (40, 2, 2)
-    own = torch.rand(40, 1, 2).double()
+    own = torch.rand(40, 1, 2).double().requires_grad_()
     torch.testing.assert_close(drawn(own)[7], model.draw(40, seed=0)(own[7])[7])
+    (gradient,) = torch.autograd.grad(drawn(own).sum(), own)
+    assert bool((gradient != 0).all())
     paths = draw_matheron_paths(model, torch.Size([3]))
     assert paths(X).shape == (3, 2, 12)  # outputs before points, as BoTorch has them
     torch.testing.assert_close(paths(X), paths(X))

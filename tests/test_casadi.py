@@ -19,7 +19,7 @@ from lastlayer import BLLRegressor
 from lastlayer.data.observe import Derivative, Gradient, Value
 from lastlayer.errors import MissingPackageError
 from lastlayer.formula.ops import CasADiOps
-from lastlayer.integrations import export_c, functional_to_casadi, to_casadi, variances_to_casadi
+from lastlayer.integrations import export_c, functional_to_casadi, to_casadi
 from lastlayer.integrations.c_code import PRODUCT
 from lastlayer.integrations.casadi_network import to_expression
 
@@ -100,21 +100,6 @@ def test_the_product_in_exported_code_is_a_matrix_product(tmp_path):
 def test_a_file_name_that_is_no_c_name_is_refused(tmp_path):
     refused(r"my-model.*name=", export_c, fitted("single"), tmp_path / "my-model.c")
     assert "int own_name(" in export_c(fitted("single"), tmp_path / "my-model.c", name="own_name").read_text()
-
-
-@pytest.mark.parametrize("name", ["single", "mixture of families", "partly missing targets"])
-def test_it_takes_scalar_expressions_too(name):
-    """SX, with their derivatives; do-mpc linearises nothing else."""
-    (X, _), model = data(), fitted(name)
-    for function in (to_casadi(model), variances_to_casadi(model)):
-        x = casadi.SX.sym("x", 3)
-        mean, *_ = function(x)
-        scalar = casadi.Function("scalar", [x], [mean, casadi.jacobian(mean, x)])
-        for point in far(X, 3):
-            found = [np.array(part) for part in scalar(point)]
-            exact = np.array(function(point)[0]), np.array(function.jacobian()(point, *function(point))[0])
-            for a, b in zip(found, exact, strict=True):
-                assert np.abs(a - b).max() <= 1e-12 * np.abs(b).max()
 
 
 @pytest.mark.parametrize("blas", ["classic", "blasfeo"])
