@@ -46,7 +46,7 @@ def test_blocks_of_a_plane_are_small_and_partition_the_rows():
 
 @pytest.fixture(scope="module")
 def small_study() -> paper.Study:
-    return paper.run([0, 1], budget=networks.Budget(max_epochs=15), bnn_epochs=5)
+    return paper.run([0, 1], max_epochs=15, bnn_epochs=5)
 
 
 def test_all_rows_are_scored_alike(small_study):
@@ -72,7 +72,7 @@ def test_the_leak_is_best_on_the_test_set_and_honest_alpha_never_saw_it(small_st
         assert (leak >= honest - 1e-9).all()
     known = data.paper_data()
     changed = data.PaperData(known.train, known.validation, data.draw(100, data.TEST_RANGE, 5))
-    refit = networks.fit_networks(changed, [0, 1], loss="evidence", budget=networks.Budget(max_epochs=15))
+    refit = networks.fit_networks(changed, [0, 1], loss="evidence", max_epochs=15)
     for a, b in zip(refit, small_study.bll, strict=True):
         assert a.honest.log_alpha == pytest.approx(b.honest.log_alpha)
         assert a.leak.log_alpha != pytest.approx(b.leak.log_alpha)
