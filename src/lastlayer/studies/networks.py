@@ -175,9 +175,9 @@ class ThreeSamples(LastLayer):
         return np.array([held_out_lpd(self.posterior, Phi, T, float(a)) for a in log_alphas])
 
 
-def fit_three_samples(seed: int = 1, *, max_epochs: int = 5000, progress: bool = False) -> ThreeSamples:
+def fit_three_samples(*, max_epochs: int = 5000, progress: bool = False) -> ThreeSamples:
     """Fit the example by Adam with learning rate 5e-3 on the augmented evidence, as in the paper."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(1)
     scale = Scalers.of(TRAIN)
     data, test = scale(TRAIN), scale(Samples(X_TEST, line(X_TEST)))
     layers = nn.Linear(1, 3), nn.Linear(3, 2)

@@ -35,7 +35,7 @@ class LinearGaussian(nn.Module):
     """mean + H e_j scale_j for column j of the function at its rows, with Gaussian coefficients e_j."""
 
     M: Float[Tensor, "*b s r"]
-    """Mean of the coefficients."""
+    """Mean of the coefficients; b is () before any batched observation."""
     R: Float[Tensor, "*b s r r"] | None
     """Root of their covariance, one for all columns or one of each; None: the identity."""
     scale: Float[Tensor, " s"]
@@ -66,11 +66,6 @@ class LinearGaussian(nn.Module):
         new = self.separate()
         new.kept = [self.kept[i] for i in kept]
         return new
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Shape of the batch of distributions: () before any batched observation."""
-        return self.M.shape[:-2]
 
     def moments(self, X: Float[Tensor, "*b q d"]) -> tuple[Tensor, LinearOperator, Tensor]:
         """Return mean (*b, q, o), covariance of the function, ordered by point, and noise covariances (*b, q, o, o)."""
