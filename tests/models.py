@@ -1,5 +1,6 @@
 """Small fitted models of every kind, for all that must say what `predictive` says: modules, graphs, expressions."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -54,7 +55,7 @@ def far(X, n=40):
 @cache
 def fitted(name):
     with small_process():
-        return MODELS[name](*data())
+        return (MODELS | REVISED)[name](*data())
 
 
 MODELS = {
@@ -79,6 +80,16 @@ MODELS = {
         X, y, groups=np.arange(len(X)) // 10
     ),
 }
+REVISED = {
+    "families, alpha tuned": lambda X, y: copy.deepcopy(fitted("mixture of families")).tune_alpha(far(X, 60), y),
+    "infinite alpha": lambda X, y: fitted("mixture").at_alpha(np.inf),
+    "another alpha": lambda X, y: fitted("mixture").at_alpha(math.log(fitted("mixture").alpha_star_) + 1.5),
+    "a member alone": lambda X, y: (m := fitted("mixture of families")).with_fitted(m.fitted_.alone(0)),
+    "rows added": lambda X, y: copy.deepcopy(fitted("mixture of families")).update(X + 1, y),
+    "encoded inputs": lambda X, y: BLLRegressor(**SMALL, n_members=3, encoding="piecewise").fit(X, y),
+    "mixture, shared prior": lambda X, y: BLLRegressor(**SMALL, n_members=3, training=SHARED).fit(X, y),
+}
+"""More models, most of them made from those above."""
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
 """Every way to compute a fitted model's predictions says what `predictive` says: values and derivatives."""
 
-import copy
-import math
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
-from models import FAST, MODELS, SMALL, data, far
+from models import FAST, MODELS, REVISED, SMALL, data, far
 from models import fitted as plain
 
 from lastlayer import BLLRegressor
@@ -19,32 +17,17 @@ from lastlayer.networks.mlp import ACTIVATIONS
 pytestmark = pytest.mark.usefixtures("small_process")
 pytest.importorskip("casadi")
 
-THREE = SMALL | {"n_members": 3}
 MORE = {
-    "encoded inputs": THREE | {"encoding": "piecewise"},
     "one network, encoded": FAST | {"hidden": (6,), "encoding": "piecewise"},
     "no inputs passed on": FAST | {"hidden": (6,), "input_skip": False},
-    "alpha on folds": THREE | {"calibration": "alpha"},
+    "alpha on folds": SMALL | {"n_members": 3, "calibration": "alpha"},
 } | {name: FAST | {"hidden": (5, 4), "max_epochs": 3, "activation": name} for name in ACTIVATIONS}
-REVISED = {
-    "families, alpha tuned": lambda X, y: copy.deepcopy(plain("mixture of families")).tune_alpha(far(X, 60), y),
-    "infinite alpha": lambda X, y: plain("mixture").at_alpha(np.inf),
-    "another alpha": lambda X, y: plain("mixture").at_alpha(math.log(plain("mixture").alpha_star_) + 1.5),
-    "a member alone": lambda X, y: alone(plain("mixture of families"), 0),
-    "rows added": lambda X, y: copy.deepcopy(plain("mixture of families")).update(X + 1, y),
-}
 KINDS = [*MODELS, *MORE, *REVISED]
-
-
-def alone(model, i):
-    return model.with_fitted(model.fitted_.alone(i))
 
 
 @cache
 def fitted(kind):
-    if kind in MODELS:
-        return plain(kind)
-    return REVISED[kind](*data()) if kind in REVISED else BLLRegressor(**MORE[kind]).fit(*data())
+    return BLLRegressor(**MORE[kind]).fit(*data()) if kind in MORE else plain(kind)
 
 
 def by_module(model, X, path):

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import refused
+from helpers import refused, sine
 
 from lastlayer import BLLRegressor
 from lastlayer._internal.files import ModelFileError
@@ -18,15 +18,9 @@ NAMES = ["a", "b"]
 OUTPUTS = [f"{y}_{word}" for y in ("y0", "y1") for word in ("mean", "std", "lower", "upper")] + ["affine_cost"]
 
 
-def rows(m: int = 40, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    X = rng.normal(size=(m, 2))
-    return X, np.stack([np.sin(X[:, 0]), X[:, 0] * X[:, 1]], 1) + 0.1 * rng.normal(size=(m, 2))
-
-
 @pytest.fixture(scope="module")
 def model() -> BLLRegressor:
-    X, y = rows()
+    X, y = sine(40, q=2, d=2)
     return BLLRegressor(**FAST).fit(pd.DataFrame(X, columns=NAMES), y)
 
 
@@ -53,7 +47,7 @@ def assert_says(found, model: BLLRegressor, X: np.ndarray, level: float = 0.9) -
 
 
 def test_arrays_in_arrays_out_and_frames_in_frames_out(predict, model):
-    X, _ = rows(30, seed=2)
+    X, _ = sine(30, q=2, d=2, seed=2)
     arrays = predict(batch(X))
     assert predict.input_columns == NAMES
     assert list(arrays) == [*batch(X), *OUTPUTS] == [*batch(X), *predict.output_columns]
@@ -68,7 +62,7 @@ def test_arrays_in_arrays_out_and_frames_in_frames_out(predict, model):
 
 
 def test_batches_of_any_size_are_the_whole(predict, model):
-    X, _ = rows(25, seed=3)
+    X, _ = sine(25, q=2, d=2, seed=3)
     frame = pd.DataFrame(batch(X))
     parts = [predict(frame.iloc[start:stop]) for start, stop in ((0, 1), (1, 1), (1, 20), (20, 25))]
     assert parts[1].dtypes.drop("id").eq(float).all()
@@ -87,14 +81,14 @@ def test_what_travels_is_small_and_the_model_is_loaded_once(predict, model):
     sent = pickle.dumps(predict)
     assert len(sent) < 1000
     assert load_once.cache_info().misses == 0  # made, but nothing was asked of it
-    X, _ = rows(6, seed=4)
+    X, _ = sine(6, q=2, d=2, seed=4)
     for _ in range(3):
         assert_says(pickle.loads(sent)(batch(X)), model, X)  # a task of the same worker process
     assert load_once.cache_info().misses == 1
 
 
 def test_a_file_that_was_replaced_is_loaded_anew(predict):
-    X, y = rows(6, seed=4)
+    X, y = sine(6, q=2, d=2, seed=4)
     before = predict(batch(X))["y0_mean"]
     other = BLLRegressor(**FAST | {"hidden": (5,)}).fit(pd.DataFrame(X, columns=NAMES), y + 7)
     other.save(predict.path)
@@ -103,7 +97,7 @@ def test_a_file_that_was_replaced_is_loaded_anew(predict):
 
 
 def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
-    X, y = rows()
+    X, y = sine(40, q=2, d=2)
     kind = np.where(X[:, 1] > 0, "up", "down").astype(object)
     table = Table({"flow": X[:, 0], "kind": kind, "head": y[:, 0]})
     fitted = TableRegressor(**FAST).fit(table, target="head")
@@ -137,13 +131,13 @@ def test_models_of_tables_and_of_frames_know_their_columns(tmp_path):
     ],
 )
 def test_what_is_wrong_with_a_batch_is_said(predict, change, words, as_a_user):
-    asked = {name: values for name, values in (batch(rows(3)[0]) | change).items() if values is not None}
+    asked = {name: values for name, values in (batch(sine(3, d=2)[0]) | change).items() if values is not None}
     refused(words, predict, asked)
 
 
 def test_what_is_wrong_with_a_predictor_is_said(tmp_path):
     refused(r"level=95.0 must lie", BatchPredictor, "m", level=95.0)
     refused("nowhere is not a file", BatchPredictor(tmp_path / "nowhere"), {"a": np.zeros(1)}, error=ModelFileError)
-    BLLRegressor(**FAST).fit(*rows()).save(tmp_path / "unnamed")
+    BLLRegressor(**FAST).fit(*sine(40, q=2, d=2)).save(tmp_path / "unnamed")
     with pytest.raises(InputError, match="does not store the names of its inputs: fit the model to a DataFrame"):
         BatchPredictor(tmp_path / "unnamed")({"a": np.zeros(1)})

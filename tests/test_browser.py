@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    study = paper.run([0], budget=networks.Budget(max_epochs=300), bnn_epochs=100)
+    study = paper.run([0], max_epochs=300, bnn_epochs=100)
     figures.draw_all(study, networks.fit_three_samples(max_epochs=300), folder)
     (folder / "report.html").write_text(report([study], folder))
     return folder / "report.html"

@@ -25,7 +25,7 @@ def do_mpc():
 
 
 @cache
-def learned(lags=Lags(1, 1, increments=True)):  # noqa: B008
+def learned(lags=Lags(1, 1, increments=True), q=2):  # noqa: B008
     """y+ = 0.9 y + 0.5 u + noise, learned from inputs between -1 and 1; a second output of no interest."""
     rng = np.random.default_rng(0)
     episodes = []
@@ -33,8 +33,16 @@ def learned(lags=Lags(1, 1, increments=True)):  # noqa: B008
         ys, u = [np.zeros(2)], rng.uniform(-1, 1, (15, 1))
         for (force,) in u:
             ys.append(np.array([0.9, 0.5]) * ys[-1] + np.array([0.5, 0.1]) * force)
-        episodes.append(Episode.of(np.stack(ys) + 0.02 * rng.standard_normal((16, 2)), u))
+        episodes.append(Episode.of((np.stack(ys) + 0.02 * rng.standard_normal((16, 2)))[:, :q], u))
     return DynamicsModel(lags, BLLRegressor((4,), preset="evidence", max_epochs=60, random_state=0)).fit(episodes)
+
+
+def stepped(dynamics, state, u):
+    """The state after an input, and the prediction of its outputs."""
+    p, (F, G) = dynamics.next(dynamics.lags.join(state, u, 2)[None]), dynamics.lags.shift(2, 1)
+    after = F @ state + G @ u
+    after[:2] = p.mean[0]
+    return after, p
 
 
 def set_up(dynamics, **words):
@@ -64,11 +72,8 @@ def test_a_step_of_the_model_is_a_step_of_the_dynamics(lags):
     rng = np.random.default_rng(0)
     state, u = rng.uniform(-1, 1, lags.n_state(2, 1)), rng.uniform(-1, 1, 1)
     zero = np.zeros(2)
+    wanted, p = stepped(dynamics, state, u)
     after = model._rhs_fun(state, u, [], zero, [], []).full()[:, 0]
-    p = dynamics.next(lags.join(state, u, 2)[None])
-    F, G = lags.shift(2, 1)
-    wanted = F @ state + G @ u
-    wanted[:2] = p.mean[0]
     np.testing.assert_allclose(after, wanted, rtol=1e-9, atol=1e-12)
     aux = model._aux_expression_fun(state, u, [], zero, []).full()[:, 0]
     names = ["next_mean"] * 2 + ["next_cov"] * 4 + ["affine_cost"]
@@ -79,12 +84,8 @@ def test_a_step_of_the_model_is_a_step_of_the_dynamics(lags):
 
 
 def test_a_model_of_one_output_and_one_lag_steps():
-    rng = np.random.default_rng(0)
-    u, y = rng.uniform(-1, 1, (30, 1)), np.zeros((31, 1))
-    for i in range(30):
-        y[i + 1] = 0.9 * y[i] + 0.5 * u[i] + 0.02 * rng.standard_normal()
-    dynamics = DynamicsModel(Lags(1, 1), BLLRegressor((4,), preset="evidence", max_epochs=20, random_state=0))
-    simulator = do_mpc().simulator.Simulator(set_up(dynamics.fit([Episode.of(y, u)])))
+    dynamics = learned(Lags(1, 1), 1)
+    simulator = do_mpc().simulator.Simulator(set_up(dynamics))
     simulator.set_param(t_step=1.0)
     template = simulator.get_tvp_template()
     simulator.set_tvp_fun(lambda _: template)
@@ -100,15 +101,8 @@ def test_a_model_of_scalars_linearises(lags):
     dynamics, rng = learned(lags), np.random.default_rng(0)
     model = set_up(dynamics, symvar_type="SX")
     state, u, step = rng.uniform(-0.5, 0.5, lags.n_state(2, 1)), rng.uniform(-0.5, 0.5, 1), 1e-5
-    words = {"tvp": np.zeros(2)}
-    A, B, _, _ = model.get_linear_system_matrices(state, u, **words)
-    F, G = lags.shift(2, 1)
-
-    def after(state, u):
-        moved = F @ state + G @ u
-        moved[:2] = dynamics.next(lags.join(state, u, 2)[None]).mean[0]
-        return moved
-
+    A, B, _, _ = model.get_linear_system_matrices(state, u, tvp=np.zeros(2))
+    after = lambda state, u: stepped(dynamics, state, u)[0]
     for exact, around in ((A, lambda e: (state + e, u)), (B, lambda e: (state, u + e))):
         moves = step * np.eye(exact.shape[1])
         slopes = np.stack([(after(*around(e)) - after(*around(-e))) / (2 * step) for e in moves], 1)

@@ -3,19 +3,11 @@
 import numpy as np
 import pytest
 from helpers import refused
-from scipy.integrate import quad
 from scipy.signal import lfilter
 from scipy.stats import kstest, norm
 
 from lastlayer.online import DriftMonitor, drift
-from lastlayer.online.drift import SHIFTS, log_ratios
-
-
-def test_every_bet_is_fair():
-    """E[f / phi] = 1 under the standard normal: what makes E[M_t] = t."""
-    for i in range(len(SHIFTS)):
-        mean, _ = quad(lambda x: np.exp(log_ratios(np.array(x))[i]) * norm.pdf(x), -40, 40, points=[0.0], limit=200)
-        assert mean == pytest.approx(1, abs=1e-8)
+from lastlayer.online.drift import log_ratios
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -6,12 +6,10 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 from helpers import refused, sine
 from sklearn.exceptions import NotFittedError
 
 from lastlayer import BLLRegressor, TrainingOptions
-from lastlayer.data.scaling import Standardizer
 from lastlayer.dynamics import (
     DynamicsModel,
     Episode,
@@ -175,18 +173,6 @@ def test_a_linear_system_is_propagated_exactly(by, noise):
             P = P + R if noise == "process" else P
 
 
-def test_a_linear_system_agrees_with_monte_carlo():
-    """The closed form and the code could share a mistake: draws of the system itself cannot."""
-    rng, n = np.random.default_rng(0), 100_000
-    start, inputs = np.array([1.0, -1.0]), rng.standard_normal((8, 1))
-    x = np.tile(start, (n, 1))
-    for u in inputs:
-        x = x @ A.T + B @ u + rng.multivariate_normal(np.zeros(2), Linear.Q + Linear.R, n)
-    rollout = Linearized().run(Known(Linear()), start[None], inputs[None], "process")
-    np.testing.assert_allclose(rollout.mean[0, -1], x.mean(0), atol=5 * x.std(0).max() / np.sqrt(n))
-    np.testing.assert_allclose(rollout.cov[0, -1], np.cov(x.T), atol=0.02 * np.cov(x.T).max())
-
-
 class Lagged:
     """A second-order system in one lagged output: the covariance between lags matters."""
 
@@ -286,34 +272,6 @@ def test_the_first_step_of_sampled_weights_is_the_prediction(name):
         for level in (0.05, 0.5, 0.95):
             below = (total[:, b] < p.quantile(level)[b]).mean(0)
             np.testing.assert_allclose(below, level, atol=0.012 * loose)
-
-
-def test_one_draw_is_kept_for_a_whole_trajectory():
-    """The same point at two steps gets the same function value from a draw; only the noise is new."""
-    model = mixture()
-    draws = Draws.of(model.regressor_.fitted_, np.full((3, 1), 1 / 3), 50, np.random.default_rng(0))
-    X = np.broadcast_to([0.3, 0.1, 0.5], (50, 1, 3))
-    np.testing.assert_array_equal(draws(X)[0], draws(X.copy())[0])
-    assert draws(X)[0].std() > 0
-
-
-def test_epistemic_errors_that_stay_add_up_to_more_than_those_drawn_anew():
-    """An integrator of unknown rate: sampled weights spread with k, fresh draws with the root of k."""
-    rng, y = np.random.default_rng(0), np.arange(9) * 0.1
-    episodes = [Episode.of(y + 0.2 * rng.standard_normal(9), rng.standard_normal(8)) for _ in range(4)]
-    model = DynamicsModel(Lags(1, 1, increments=True), BLLRegressor((), **FAST)).fit(episodes)
-    fitted = model.regressor_.fitted_
-    scale = torch.tensor([1e9, float(fitted.inputs.scale[1])], dtype=torch.float64)
-    # the rate is then the same at every output
-    model.regressor_ = model.regressor_.with_fitted(replace(fitted, inputs=Standardizer(fitted.inputs.mean, scale)))
-    start, inputs = [0.4], np.zeros((50, 1))
-    kept = model.rollout(start, inputs, by=SampledWeights(2000), noise="measurement")
-    fresh = model.rollout(start, inputs, by=Linearized(), noise="measurement")
-    noise = kept.component_var[0, 0, 0, 0]
-    steps = np.array([9, 49])
-    growth = [np.sqrt((r.cov[0, steps, 0, 0] - 2 * noise).clip(1e-12)) for r in (kept, fresh)]
-    assert 4 < growth[0][1] / growth[0][0] < 6  # 5
-    assert 1.8 < growth[1][1] / growth[1][0] < 2.7  # root of 5
 
 
 def test_scores_tell_a_good_model_from_a_poor_one_and_pictures_draw(tmp_path):

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import refused
+from models import data, far, fitted
+from torch import nn
 
 from lastlayer import BLLRegressor
 from lastlayer.integrations.export import export_bundle, reader, to_arrays
@@ -21,16 +23,7 @@ pytestmark = pytest.mark.usefixtures("small_process")
 
 ROOT = Path(__file__).parents[1]
 PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
-CALIBRATED = {"hidden": (5, 4), "max_epochs": 15, "n_members": 3, "hidden_prior": 1.0, "random_state": 0}
-FAMILIES = {"hidden": (4,), "max_epochs": 10, "preset": "fast", "random_state": 0}
 FAST = {"hidden": (6,), "max_epochs": 10, "preset": "evidence", "random_state": 0}
-
-
-def data(q: int = 2, m: int = 60) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    X = rng.uniform(-2, 2, (m, 2))
-    y = np.sin(X[:, :1] + np.arange(q)) + X[:, 1:] + 0.1 * rng.standard_normal((m, q))
-    return X, y
 
 
 ALONE = """
@@ -73,24 +66,24 @@ def assert_says(found: list[list], p: MixturePrediction, **tolerance: float) -> 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory) -> tuple[TableRegressor, Path]:
-    fitted = TableRegressor(**FAST).fit(read(PUMP), target=["head_m", "power_kw"])
+    model = TableRegressor(**FAST).fit(read(PUMP), target=["head_m", "power_kw"])
     folder = tmp_path_factory.mktemp("bundle") / "pump"
-    assert [path.name for path in export_bundle(fitted, folder)] == ["model.npz", "predict.py"]
-    return fitted, folder
+    assert [path.name for path in export_bundle(model, folder)] == ["model.npz", "predict.py"]
+    return model, folder
 
 
 def test_it_predicts_raw_rows_where_torch_cannot_be_imported(exported):
-    (fitted, folder), t = exported, read(NEW)
+    (model, folder), t = exported, read(NEW)
     found = printed(ALONE, folder, {name: cells.tolist() for name, cells in t.columns.items()})
-    assert_says(found, fitted.predictive(t))
+    assert_says(found, model.predictive(t))
 
 
 def test_its_own_command_predicts_a_csv(exported, tmp_path):
-    fitted, folder = exported
+    model, folder = exported
     command = [sys.executable, str(folder / "predict.py")]
     done = subprocess.run([*command, str(NEW)], capture_output=True, text=True, check=True)
     (tmp_path / "out.csv").write_text(done.stdout)
-    out, cells = read(tmp_path / "out.csv").columns, forecast(fitted, read(NEW)).cells
+    out, cells = read(tmp_path / "out.csv").columns, forecast(model, read(NEW)).cells
     for name in ("head_m_mean", "power_kw_upper", "affine_cost", "extrapolation"):
         np.testing.assert_allclose(out[name].astype(float), cells[name], rtol=1e-9)
     (tmp_path / "bad.csv").write_text(NEW.read_text().replace("oil", "beer"))
@@ -108,24 +101,21 @@ def test_the_exported_module_imports_python_and_numpy_alone(exported):
     assert {name.split(".")[0] for name in found} - set(sys.stdlib_module_names) == {"numpy"}
 
 
-@pytest.mark.parametrize(
-    "words", [CALIBRATED, CALIBRATED | {"noise": "input"}, FAMILIES, FAST], ids=["mixture", "input", "families", "fast"]
-)
-def test_a_file_of_its_own_says_what_the_model_says(tmp_path, words):
+@pytest.mark.parametrize("name", ["alpha tuned", "mixture, noise by input", "families, alpha tuned"])
+def test_a_file_of_its_own_says_what_the_model_says(tmp_path, name):
     """Without columns."""
-    (X, y), far = data(), 3 * data()[0]
-    model = BLLRegressor(**words).fit(X, y).tune_alpha(far, y)
+    model, X = fitted(name), far(data()[0])
     np.savez(tmp_path / "model.npz", **to_arrays(model))
     (tmp_path / "predict.py").write_text(reader())
     program = ALONE.replace("bundle.inputs(json.load(sys.stdin))", "json.load(sys.stdin)")
-    assert_says(printed(program, tmp_path, far.tolist()), model.predictive(far), atol=1e-9)
+    assert_says(printed(program, tmp_path, X.tolist()), model.predictive(X), atol=1e-9)
 
 
 def test_a_mixture_of_families_is_exported_with_bins_and_process(tmp_path, exported):
     """Numbers, whole ones for the order of members and the inputs of bins, and a text: no pickle is needed."""
     with np.load(exported[1] / "model.npz", allow_pickle=False) as file:
         assert all(file[name].dtype.kind in "fU" for name in file.files)
-    model = BLLRegressor(**FAMILIES).fit(*data())
+    model = fitted("mixture of families")
     np.savez(tmp_path / "m.npz", allow_pickle=False, **to_arrays(model))
     with np.load(tmp_path / "m.npz", allow_pickle=False) as file:
         whole = {name for name in file.files if file[name].dtype.kind == "i"}
@@ -154,11 +144,8 @@ def test_strange_rows_are_refused(exported):
 
 
 def test_a_backbone_cannot_be_exported():
-    from torch import nn
-
-    X, y = data()
-    model = BLLRegressor(backbone=nn.Linear(2, 3), **FAST | {"hidden": ()}).fit(X, y)
-    refused("backbone", to_arrays, model)
+    network = nn.Linear(3, 3)
+    refused("backbone", to_arrays, BLLRegressor(backbone=network, **FAST | {"hidden": ()}).fit(*data()))
 
 
 def test_dates_units_and_missing_cells_are_read_as_the_model_reads_them(tmp_path):
@@ -167,10 +154,10 @@ def test_dates_units_and_missing_cells_are_read_as_the_model_reads_them(tmp_path
     kind = ["a", "b"] * 20
     columns = {"day": [*days[:39], ""], "mass": ["", *mass[1:]], "kind": [*kind[:5], "", *kind[6:]], "y": range(40)}
     table = Table({name: np.array(list(cells), dtype=object) for name, cells in columns.items()})
-    fitted = TableRegressor(impute="median", **FAST).fit(table, target="y")
-    export_bundle(fitted, tmp_path / "m")
+    model = TableRegressor(impute="median", **FAST).fit(table, target="y")
+    export_bundle(model, tmp_path / "m")
     bundle = Bundle(tmp_path / "m" / "model.npz")
-    np.testing.assert_array_equal(bundle.inputs(columns), fitted.schema_.encode(table).X)
+    np.testing.assert_array_equal(bundle.inputs(columns), model.schema_.encode(table).X)
     for name, cell in {"day": "soon", "mass": "3 g", "kind": "c"}.items():
         with pytest.raises(ValueError, match=f"{name!r} has {cell!r} in row 3"):
             bundle.inputs(columns | {name: [*columns[name][:2], cell, *columns[name][3:]]})

@@ -37,13 +37,10 @@ def for_checks() -> RiverRegressor:
     return RiverRegressor(tiny(), warm_up=30)
 
 
-REFUSED = ("check_emerging_features", "check_disappearing_features", "check_radically_disappearing_features")
-"""Networks have no place for a feature they were not fitted to, and zero is no value of one that is missing."""
-
-
 @pytest.mark.parametrize("check", list(yield_checks(for_checks())), ids=lambda check: check.__name__)
 def test_river_agrees(check):
-    if check.__name__ in REFUSED:
+    """Networks have no place for a feature they were not fitted to, and zero is no value of one that is missing."""
+    if check.__name__ in for_checks()._unit_test_skips():
         refused(r"features .* are (missing|new)", check, for_checks())
     else:
         check(for_checks())

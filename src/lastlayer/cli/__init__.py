@@ -29,7 +29,7 @@ def study(
     seeds: Annotated[int, Option(min=1, max=1000, help="Number of initialisations.")] = 1,
     data_seed: Annotated[list[int] | None, Option(help="Seed of the data; repeat the option for several.")] = None,
     out: Annotated[Path, Option(help="Folder for tables, figures and the report.")] = Path("results"),
-    max_epochs: Annotated[int | None, Option(min=1, help="Maximum number of epochs for BLL and BLR.")] = None,
+    max_epochs: Annotated[int, Option(min=1, help="Maximum number of epochs for BLL and BLR.")] = 10_000,
     bnn_epochs: Annotated[int, Option(min=1, help="Epochs of the Bayesian neural network.")] = 10_000,
     force: Force = False,
     as_json: Json = False,
@@ -40,16 +40,15 @@ def study(
     from lastlayer.report.study import report
     from lastlayer.studies import figures, paper
     from lastlayer.studies.data import SEED
-    from lastlayer.studies.networks import BUDGET, Budget, fit_three_samples
+    from lastlayer.studies.networks import fit_three_samples
 
     paper.check_results(out, force=force)
     torch.set_num_threads(1)  # many small matrix products: a second thread would not help
-    budget = BUDGET if max_epochs is None else Budget(max_epochs=max_epochs)
     studies = [
-        paper.run(list(range(seeds)), data_seed=data, budget=budget, bnn_epochs=bnn_epochs, progress=True)
+        paper.run(list(range(seeds)), data_seed=data, max_epochs=max_epochs, bnn_epochs=bnn_epochs, progress=True)
         for data in data_seed or [SEED]
     ]
-    three = fit_three_samples(max_epochs=min(5000, budget.max_epochs), progress=True)
+    three = fit_three_samples(max_epochs=min(5000, max_epochs), progress=True)
 
     def draw(folder: Path) -> None:
         figures.draw_all(studies[0], three, folder)

@@ -107,13 +107,13 @@ class Gaussian(Propagation):
         (b, n), q, d = starts.shape, model.n_outputs_, model.n_inputs_
         F, G = model.lags.shift(q, d)
         m, P = starts, np.zeros((b, n, n))
+        if noise == "measurement":
+            noise_cov = self.moments(model, inputs[:, 0], m, P).noise_cov
+            for i in range(model.lags.outputs):
+                P[:, i * q : (i + 1) * q, i * q : (i + 1) * q] = noise_cov
         steps: list[tuple[ndarray, ndarray, ndarray]] = []
         for u in inputs.swapaxes(0, 1):
             moments = self.moments(model, u, m, P)
-            if noise == "measurement" and not steps:
-                for i in range(model.lags.outputs):
-                    P[:, i * q : (i + 1) * q, i * q : (i + 1) * q] = moments.noise_cov
-                moments = self.moments(model, u, m, P)
             measured = moments.cov + moments.noise_cov
             steps.append((moments.mean, measured, moments.affine_cost))
             m, P = m @ F.T + u @ G.T, F @ P @ F.T
@@ -202,12 +202,12 @@ class SampledWeights(Propagation):
             fitted = replace(fitted, calibration=None)
             weights = np.full((len(fitted.members), b), 1 / len(fitted.members))
         draws = Draws.of(fitted, weights, self.n, rng)
+        if noise == "measurement":
+            noise_cov = draws(rows(s, inputs[:, 0]))[1]
+            for i in range(model.lags.outputs):
+                s[..., i * q : (i + 1) * q] += _normal(noise_cov, rng)
         steps: list[tuple[ndarray, ndarray, ndarray]] = []
         for u in inputs.swapaxes(0, 1):
-            if noise == "measurement" and not steps:
-                noise_cov = draws(rows(s, u))[1]
-                for i in range(model.lags.outputs):
-                    s[..., i * q : (i + 1) * q] += _normal(noise_cov, rng)
             X = rows(s, u)
             change, noise_cov, cost = draws(X)
             y = change + X[..., :q] if model.lags.increments else change

@@ -39,19 +39,14 @@ def to_casadi(
     ca = ops.casadi
     parts = formula.predict(ops, constants, ops.array(x))
     mean, q = ops.total(parts.weights * parts.mean), fitted.n_outputs
-    own_noise = parts.noise * float(noise)
-    if fitted.correlation is None:
-        within = ca.diag(ops.total(parts.weights * (parts.epistemic + own_noise)).value)
-    else:
-        correlation = ops.array(ca.DM(fitted.correlation.reshape(-1, q * q).T))
-        each = formula.output_cov(ops, correlation, parts.epistemic, own_noise)
-        within = ca.reshape(ops.total(parts.weights * each).value, q, q)
-    cov = fitted.tails.widening * within
-    if len(fitted.members) > 1:
-        apart = parts.mean - mean
-        cov = cov + ca.reshape(ops.total(parts.weights * ops.outer(apart, apart)).value, q, q)
+    correlation = np.eye(q) if fitted.correlation is None else fitted.correlation
+    columns = ops.array(ca.DM(correlation.reshape(-1, q * q).T))
+    within = formula.output_cov(ops, columns, parts.epistemic, parts.noise * float(noise))
+    apart = parts.mean - mean
+    each = fitted.tails.widening * within + ops.outer(apart, apart)
+    cov = ca.reshape(ops.total(parts.weights * each).value, q, q)
     cost = ops.row_mean(ops.average(parts.cost))
-    return ca.Function(name, [x], [mean.value, ca.densify(cov), cost.value], ["x"], ["mean", "cov", "affine_cost"])
+    return ca.Function(name, [x], [mean.value, cov, cost.value], ["x"], ["mean", "cov", "affine_cost"])
 
 
 def variances_to_casadi(model: Any, *, name: str = "variances", blas: Blas = "reference") -> "casadi.Function":

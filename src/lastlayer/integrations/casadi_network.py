@@ -61,7 +61,7 @@ def to_expression(ops: CasADiOps, network: nn.Module, z: Any) -> Any:
             program = torch.export.export(network, (points[:1],)).run_decompositions({})
             wanted = network(points).numpy()
         point = ca.MX.sym("z", d)
-        found = _Reader(ops).read(program, Array(point, (1, d)))
+        found = _Reader(ops, program).read(Array(point, (1, d)))
         function = ca.Function("backbone", [point], [found.column])
         values = np.stack([np.array(function(point))[:, 0] for point in points.numpy()])
     except Exception as error:  # any kind: torch cannot trace the network, or an operation has unsupported arguments
@@ -78,29 +78,22 @@ def to_expression(ops: CasADiOps, network: nn.Module, z: Any) -> Any:
     return function(z)
 
 
-class _Reader:
+class _Reader(torch.fx.Interpreter):
     """Interpreter of an exported graph: one method per torch operation, found by its name."""
 
-    def __init__(self, ops: CasADiOps) -> None:
-        self.ops, self.ca = ops, ops.casadi
+    def __init__(self, ops: CasADiOps, program: Any) -> None:
+        super().__init__(program.graph_module)
+        self.extra_traceback = False  # messages of errors stay as they are
+        self.ops, self.ca, self.program = ops, ops.casadi, program
 
-    def read(self, program: Any, x: Array) -> Array:
-        numbers = {**program.state_dict, **program.constants}
-        inputs = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
-        values: dict[Any, Any] = {}
-        for node in program.graph.nodes:
-            if node.op == "placeholder":
-                target = inputs[node.name]
-                values[node] = x if target is None else self.constant(numbers[target])
-            elif node.op == "output":
-                ((out,),) = node.args
-                return values[out]
-            else:
-                known = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = self.call(node.target, *known[0], **known[1])
-        raise AssertionError("a graph ends in its output")
+    def read(self, x: Array) -> Array:
+        numbers = {**self.program.state_dict, **self.program.constants}
+        targets = [spec.target for spec in self.program.graph_signature.input_specs]
+        inputs = [x if target is None else self.constant(numbers[target]) for target in targets]
+        (out,) = self.run(*inputs, enable_io_processing=False)
+        return out
 
-    def call(self, target: Any, *args: Any, **words: Any) -> Any:
+    def call_function(self, target: Any, args: Any, words: Any) -> Any:
         if target is operator.getitem:
             return args[0][args[1]]
         name = target._schema.name.removeprefix("aten::").lstrip("_")

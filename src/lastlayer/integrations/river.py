@@ -103,7 +103,11 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
         if with_interval and self.online is not None:
             lower, upper = self.online.predictive(row).interval(self.confidence_level)
             return conf.Interval(lower.item(), upper.item())
-        mean, std = self._moments(row)
+        if self.online is not None:
+            mean, std = (value.item() for value in self.online.predict(row, return_std=True))
+        else:
+            targets = self._targets or [0.0]
+            mean, std = float(np.mean(targets)), float(np.std(targets))
         if with_interval:
             half = float(ndtri(0.5 + 0.5 * self.confidence_level)) * std
             return conf.Interval(mean - half, mean + half)
@@ -123,14 +127,6 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
     def _unit_test_skips(self) -> set[str]:
         """Checks with features that appear or disappear: these are refused, because networks have no input for them."""
         return {"check_emerging_features", "check_disappearing_features", "check_radically_disappearing_features"}
-
-    def _moments(self, row: ndarray) -> tuple[float, float]:
-        """Mean and standard deviation; before the fit, those of the targets so far."""
-        if self.online is not None:
-            mean, std = self.online.predict(row, return_std=True)
-            return mean.item(), std.item()
-        targets = self._targets or [0.0]
-        return float(np.mean(targets)), float(np.std(targets))
 
     def _fit(self) -> None:
         model = BLLRegressor(preset="fast", random_state=0) if self.model is None else copy.deepcopy(self.model)

@@ -23,7 +23,7 @@ from lastlayer.predictions.metrics import coverage, log_predictive_density, rmse
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.studies.baselines import BayesByBackpropRegressor
 from lastlayer.studies.data import SEED, TRAIN_RANGE, PaperData, paper_data
-from lastlayer.studies.networks import BUDGET, HIDDEN, Budget, FittedNetwork, Scalers, fit_networks
+from lastlayer.studies.networks import HIDDEN, MAX_EPOCHS, FittedNetwork, Scalers, fit_networks
 
 KINDS = ("alpha*", "alpha^max honest", "alpha^max leak")
 ROWS = (*(f"{name}, {kind}" for name in ("BLL", "BLR") for kind in KINDS), "BNN")
@@ -82,13 +82,13 @@ def run(
     seeds: list[int],
     *,
     data_seed: int = SEED,
-    budget: Budget = BUDGET,
+    max_epochs: int = MAX_EPOCHS,
     bnn_epochs: int = BNN_EPOCHS,
     progress: bool = False,
 ) -> Study:
     data = paper_data(data_seed)
-    bll = fit_networks(data, seeds, loss="evidence", budget=budget, progress=progress)
-    blr = fit_networks(data, seeds, loss="mse", budget=budget, progress=progress)
+    bll = fit_networks(data, seeds, loss="evidence", max_epochs=max_epochs, progress=progress)
+    blr = fit_networks(data, seeds, loss="mse", max_epochs=max_epochs, progress=progress)
     bnn, one = [], len(seeds) == 1
     for seed in progress_bar(seeds, disable=not progress or one, desc=f"BNN, {len(seeds)} networks", unit="network"):
         model = BayesByBackpropRegressor(HIDDEN, max_epochs=bnn_epochs, random_state=seed, progress=progress and one)
@@ -169,9 +169,9 @@ def pooled(studies: list[Study], row: str, column: str) -> ndarray:
     return np.concatenate([study.column(row, column) for study in studies])
 
 
-def cells(studies: list[Study], *, digits: int = 2) -> list[list[str]]:
+def cells(studies: list[Study]) -> list[list[str]]:
     """The table as text: medians, quartiles in square brackets if there are several runs, published values in round."""
-    places = {column: digits + (column[:5] in ("noise", "mse_t")) for column in COLUMNS}
+    places = {column: 2 + (column[:5] in ("noise", "mse_t")) for column in COLUMNS}
     return [[row, *(_cell(studies, row, column, places[column]) for column in COLUMNS)] for row in ROWS]
 
 

@@ -27,32 +27,28 @@ class LinearRows:
 
     mean: Float[Tensor, "*b q o"]
     H: Float[Tensor, "*b n r"]
-    noise: Float[Tensor, "*b s n n"]
-    """Covariance of the noise of the rows, over the squared scale."""
-    point_noise: Float[Tensor, "*b q o o"]
+    noise: Float[Tensor, "*b q o o"]
+    """Covariance of the noise at each point."""
 
 
 class LinearGaussian(nn.Module):
     """mean + H e_j scale_j for column j of the function at its rows, with Gaussian coefficients e_j."""
 
-    M: Float[Tensor, "*b s r"] | None
-    """Mean of the coefficients; None: zero."""
+    M: Float[Tensor, "*b s r"]
+    """Mean of the coefficients; b is () before any batched observation."""
     R: Float[Tensor, "*b s r r"] | None
     """Root of their covariance, one for all columns or one of each; None: the identity."""
     scale: Float[Tensor, " s"]
     kept: list[int]
     """Indices of the model's outputs that are kept."""
 
-    def __init__(self, fitted: Fitted, scale: Float[Tensor, " s"]) -> None:
+    def __init__(self, fitted: Fitted, scale: Float[Tensor, " s"], **buffers: Tensor) -> None:
         super().__init__()
-        self.predictor, self.n_inputs = fitted.module(), fitted.n_features_in
-        self.kept = list(range(fitted.n_outputs))
-        for name, value in (("M", None), ("R", None), ("scale", scale)):
+        self.predictor, self.kept = fitted.module(), list(range(fitted.n_outputs))
+        for name, value in {"R": None, "scale": scale, **buffers}.items():
             self.register_buffer(name, value)
-
-    @property
-    def n_coefficients(self) -> int:
-        return self.rows(self.scale.new_zeros(1, self.n_inputs)).H.shape[-1]
+        H = self.rows(scale.new_zeros(1, fitted.n_features_in)).H
+        self.register_buffer("M", H.new_zeros(len(scale), H.shape[-1]))
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
         """Return mean, design matrix and noise at some points, before any new observation."""
@@ -62,22 +58,21 @@ class LinearGaussian(nn.Module):
         """Arrange values of the outputs as those of the columns at their rows."""
         raise NotImplementedError
 
+    def row_noise(self, noise: Float[Tensor, "*b q o o"], *, learned: bool) -> Float[Tensor, "*b s n n"]:
+        """Covariance of the noise of the rows, over the squared scale."""
+        raise NotImplementedError
+
     def outputs(self: Own, kept: list[int]) -> Own:
         new = self.separate()
         new.kept = [self.kept[i] for i in kept]
         return new
-
-    @property
-    def batch_shape(self) -> torch.Size:
-        """Shape of the batch of distributions: () before any batched observation."""
-        return torch.Size() if self.M is None else self.M.shape[:-2]
 
     def moments(self, X: Float[Tensor, "*b q d"]) -> tuple[Tensor, LinearOperator, Tensor]:
         """Return mean (*b, q, o), covariance of the function, ordered by point, and noise covariances (*b, q, o, o)."""
         rows = self.rows(X)
         half = self._whitened(rows.H)
         between, var = half @ half.mT, self.scale.square()
-        mean = rows.mean if self.M is None else rows.mean + self._move(rows, self.M)
+        mean = rows.mean + self._move(rows, self.M)
         n_outputs = rows.mean.shape[-1]
         if len(var) > between.shape[-3]:
             K = _jittered(between[..., 0, :, :])
@@ -85,33 +80,30 @@ class LinearGaussian(nn.Module):
         else:
             cov = torch.diag_embed(var * between.movedim(-3, -1)).transpose(-3, -2).flatten(-2).flatten(-3, -2)
             cov = to_linear_operator(_jittered(cov, n_outputs))
-        batch, noise = mean.shape[:-2], rows.point_noise
-        return mean, cov.expand(*batch, *cov.shape[-2:]), noise.expand(*batch, *noise.shape[-3:])
+        batch = mean.shape[:-2]
+        return mean, cov.expand(*batch, *cov.shape[-2:]), rows.noise.expand(*batch, *rows.noise.shape[-3:])
 
     def condition(
         self: Own, X: Float[Tensor, "*c n d"], Y: Float[Tensor, "*b n o"], noise: Tensor | None = None
     ) -> Own:
         rows = self.rows(X)
         residual = self.columns(Y - rows.mean) / self.scale[:, None]
-        N = rows.noise if noise is None else torch.diag_embed(self.columns(noise) / self.scale.square()[:, None])
-        root = torch.linalg.cholesky(N)
+        blocks = rows.noise if noise is None else torch.diag_embed(noise)
+        root = torch.linalg.cholesky(self.row_noise(blocks, learned=noise is None))
         B = torch.linalg.solve_triangular(root, self._whitened(rows.H), upper=False)
         eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
         factor = torch.linalg.cholesky(eye + B.mT @ B)
         R = torch.linalg.solve_triangular(factor, eye if self.R is None else self.R.mT, upper=False).mT
-        surprise = residual if self.M is None else residual - self.M @ rows.H.mT
-        weighed = torch.cholesky_solve(surprise[..., None], root)
+        weighed = torch.cholesky_solve((residual - self.M @ rows.H.mT)[..., None], root)
         move = (R @ (R.mT @ (rows.H[..., None, :, :].mT @ weighed)))[..., 0]
         new = self.separate()
-        new.M, new.R = move if self.M is None else self.M + move, R
+        new.M, new.R = self.M + move, R
         return new
 
     def repeated(self: Own, batch_shape: torch.Size) -> Own:
-        eye = torch.eye(self.n_coefficients, dtype=self.scale.dtype, device=self.scale.device)
-        M = torch.zeros_like(eye[:1]) if self.M is None else self.M
-        R = eye[None] if self.R is None else self.R
+        R = torch.eye(self.M.shape[-1]).to(self.M)[None] if self.R is None else self.R
         new = self.separate()
-        new.M = M.expand(*batch_shape, *M.shape[:-2], len(self.scale), M.shape[-1])
+        new.M = self.M.expand(*batch_shape, *self.M.shape)
         new.R = R.expand(*batch_shape, *R.shape)
         return new
 
@@ -119,13 +111,9 @@ class LinearGaussian(nn.Module):
         self, generator: torch.Generator | None = None, sample_shape: tuple[int, ...] = ()
     ) -> Float[Tensor, "*b s r"]:
         """Sample the coefficients of one function, or of many in leading dimensions."""
-        shape = torch.Size([len(self.scale), self.n_coefficients])
-        if self.M is not None and self.R is not None:
-            shape = torch.broadcast_shapes(shape, self.M.shape, self.R.shape[:-1])
-        e = torch.randn(*sample_shape, *shape, generator=generator, dtype=self.scale.dtype).to(self.scale)
-        if self.M is None or self.R is None:
-            return e
-        return self.M + (self.R @ e[..., None])[..., 0]
+        shape = self.M.shape if self.R is None else torch.broadcast_shapes(self.M.shape, self.R.shape[:-1])
+        e = torch.randn(*sample_shape, *shape, generator=generator, dtype=self.M.dtype).to(self.M)
+        return self.M + (e if self.R is None else (self.R @ e[..., None])[..., 0])
 
     def function(self, X: Float[Tensor, "*b q d"], coefficients: Float[Tensor, "*c s r"]) -> Float[Tensor, "*d q o"]:
         rows = self.rows(X)
@@ -157,34 +145,32 @@ class LinearGaussian(nn.Module):
 class Separable(LinearGaussian):
     """One network and independent outputs, which share the covariance between points: a column is an output."""
 
-    ratio: Float[Tensor, " o"] | None
-    """Variance of the noise over the squared scale; None if the noise depends on the input."""
+    alike: bool
+    """Whether the learned noise over the squared scale is the same for all outputs."""
 
     def __init__(self, fitted: Fitted) -> None:
         p = fitted.state
         super().__init__(fitted, p.roots[0].diagonal().clone())
-        ratio = None if p.head is not None else (p.widening * (p.curve.log_noise - p.curve.log_slope).exp())[0, 0]
-        self.register_buffer("ratio", ratio)
-        self.alike = ratio is not None and bool((ratio == ratio[0]).all())
+        log_ratio = (p.curve.log_noise - p.curve.log_slope).flatten()
+        self.alike = p.head is None and bool((log_ratio == log_ratio[0]).all())
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
         function = self.functions(X)
         ((H, _),) = function.terms
         mean = function.mean[..., self.kept]
-        if self.ratio is None:
-            ratio = self.predictor.widening * function.parts.noise[0][..., self.kept] / self.scale.square()
-        else:
-            ratio = self.ratio.expand(mean.shape)
-        each = torch.diag_embed((ratio[..., :1] if self.alike else ratio).mT)
-        return LinearRows(mean, H, each, torch.diag_embed(ratio * self.scale.square()))
+        noise = self.predictor.widening * function.parts.noise[0][..., self.kept]
+        return LinearRows(mean, H, torch.diag_embed(noise.expand(mean.shape)))
 
     def columns(self, values: Float[Tensor, "*b q o"]) -> Float[Tensor, "*b o q"]:
         return values.mT
 
+    def row_noise(self, noise: Float[Tensor, "*b q o o"], *, learned: bool) -> Float[Tensor, "*b s n n"]:
+        ratio = noise.diagonal(dim1=-2, dim2=-1) / self.scale.square()
+        return torch.diag_embed((ratio[..., :1] if learned and self.alike else ratio).mT)
+
     def outputs(self, kept: list[int]) -> "Separable":
         new = super().outputs(kept)
-        new.scale, new.ratio = self.scale[kept], None if self.ratio is None else self.ratio[kept]
-        new.M = None if self.M is None else self.M[..., kept, :]
+        new.scale, new.M = self.scale[kept], self.M[..., kept, :]
         new.R = self.R if self.R is None or self.R.shape[-3] == 1 else self.R[..., kept, :, :]
         return new
 
@@ -197,19 +183,19 @@ class Dense(LinearGaussian):
     def __init__(self, fitted: Fitted) -> None:
         noise_cov = fitted.state.noise_cov
         std = noise_cov.diagonal(dim1=-2, dim2=-1).sqrt()
-        super().__init__(fitted, torch.ones_like(std[0, :1]))
-        self.register_buffer("correlation", noise_cov / std[:, :, None] / std[:, None, :])
+        correlation = noise_cov / std[:, :, None] / std[:, None, :]
+        super().__init__(fitted, torch.ones_like(std[0, :1]), correlation=correlation)
 
     def rows(self, X: Float[Tensor, "*b q d"]) -> LinearRows:
         function = self.functions(X)
         G = torch.stack([function.linear(j)[..., 1:] for j in self.kept], -2)
-        noise = self._noise(function.parts)
-        return LinearRows(
-            function.mean[..., self.kept], G.flatten(-3, -2), block_diagonal(noise)[..., None, :, :], noise
-        )
+        return LinearRows(function.mean[..., self.kept], G.flatten(-3, -2), self._noise(function.parts))
 
     def columns(self, values: Float[Tensor, "*b q o"]) -> Float[Tensor, "*b 1 qo"]:
         return values.flatten(-2)[..., None, :]
+
+    def row_noise(self, noise: Float[Tensor, "*b q o o"], *, learned: bool) -> Float[Tensor, "*b 1 n n"]:
+        return block_diagonal(noise)[..., None, :, :]
 
     def _noise(self, parts: formula.Components) -> Float[Tensor, "*b q o o"]:
         points = [1] * (parts.noise.dim() - 2)

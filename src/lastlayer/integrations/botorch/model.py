@@ -72,7 +72,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
 
     @property
     def batch_shape(self) -> torch.Size:
-        return self.parts[0].batch_shape
+        return self.parts[0].M.shape[:-2]
 
     def posterior(
         self,
@@ -192,7 +192,7 @@ class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
 
     def __init__(self, model: BLLModel, shape: tuple[int, ...], generator: torch.Generator | None) -> None:
         super().__init__()
-        self._num_outputs, self.shape, self.own_batch = model.num_outputs, torch.Size(shape), model.parts[0].batch_shape
+        self._num_outputs, self.shape = model.num_outputs, torch.Size(shape) + model.batch_shape
         self.parts = torch.nn.ModuleList([part.separate() for part in model.parts])
         self.coefficients = [part.draw(generator, shape) for part in model.parts]
         _share(model, self, "input_transform", "outcome_transform")
@@ -200,7 +200,7 @@ class DrawnFunctions(DeterministicModel):  # type: ignore[misc]
 
     @property
     def batch_shape(self) -> torch.Size:
-        return self.shape + self.own_batch
+        return self.shape
 
     def forward(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*c q o"]:
         each = [part.function(X, e) for part, e in zip(self.parts, self.coefficients, strict=True)]  # type: ignore[operator]

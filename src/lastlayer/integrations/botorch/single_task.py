@@ -119,7 +119,7 @@ class SingleTaskBLL(BLLModel, GPyTorchModel, GP):  # type: ignore[misc]  # mypy 
 
     def _learned_noise(self, X: Float[Tensor, "*b q d"]) -> Float[Tensor, "*b q o"]:
         """Noise variances at inputs as the input transform returns them."""
-        return torch.cat([part.rows(X).point_noise[..., 0] for part in self.parts], -1)
+        return torch.cat([part.rows(X).noise[..., 0] for part in self.parts], -1)
 
     def _posterior(self, X: Tensor, noise: bool | Tensor) -> Any:
         """Posterior; `noise=True` includes the learned noise and the mean of the known variances."""
