@@ -45,8 +45,6 @@ from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths,
 logger = logging.getLogger(__name__)
 ROWS_PER_CORE = 200
 """Rows below which a second core costs more than it gains."""
-SEPARATE_LENGTHS = 200
-"""Rows up to which each process has length scales of its own."""
 REGION_STEPS = 0.6
 """Steps of networks that leave out a region, over those of the others."""
 
@@ -153,24 +151,21 @@ class Trainer:
         if (read := self.rows.main.readings.read) is not None:
             whole, outputs = _most_complete((read > 0).numpy(force=True))
         parts = []
-        # above so many rows, one fit serves all: those of some rows change little
-        once = max(tasks, key=lambda task: len(task.split.train)) if len(self.rows.main.X) > SEPARATE_LENGTHS else None
-        for task, generator in zip(tasks if once is None else [once], generators, strict=once is None):
+        for task, generator in zip(tasks, generators, strict=True):
             rows = task.split.train if whole is None else task.split.train[whole[task.split.train]]
             parts.append(rows[torch.randperm(len(rows), generator=generator).numpy()[:MOST_ROWS]])
         data = self.rows.stacked(parts).main
         T = data.T[..., outputs]
         weight = torch.ones_like(T[..., 0]) if data.weight is None else data.weight
         device, prior = data.X.device, self.architecture.settings.layer.bias_prior
-        found = [x.cpu() for x in fit_lengths(data.X.double(), T, weight)]
-        if once is not None:
-            parts, found = parts * len(tasks), [x.expand(len(tasks), *x.shape[1:]) for x in found]
-        for rows, generator, log_length, log_linear in zip(parts, generators, *found, strict=True):
+        n_frequencies = self.architecture.settings.network.n_frequencies
+        lengths = [x.cpu() for x in fit_lengths(data.X.double(), T, weight)]
+        for rows, generator, log_length, log_linear in zip(parts, generators, *lengths, strict=True):
             if not self.rows.learned:
                 part = Rows(self.rows.main.take(rows), some_of(self.rows.beside, MOST_FUNCTIONALS, generator))
                 part, start = part.to(device, torch.float64), (log_length.to(device), log_linear.to(device))
                 log_length, log_linear = refine_lengths(part, *start, bias_prior=prior, generator=generator)
-            network = fourier_network(log_length.cpu(), log_linear.cpu(), generator=generator)
+            network = fourier_network(log_length.cpu(), log_linear.cpu(), n_frequencies, generator=generator)
             networks.append(network.to(device).eval())
         return networks
 

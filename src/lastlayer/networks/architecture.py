@@ -55,7 +55,7 @@ class Architecture:
             return nn.Identity()
         if isinstance(family, Fourier):
             lengths = torch.zeros(n_inputs + 1, dtype=torch.float64)
-            return fourier_network(lengths[1:], lengths[0], generator=generator)
+            return fourier_network(lengths[1:], lengths[0], self.settings.network.n_frequencies, generator=generator)
         s = self.settings.network
         if self.backbone is None:
             return MLP(n_inputs, s.hidden, activation=family.activation or s.activation, generator=generator)

@@ -17,8 +17,8 @@ from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import finite_features
 from lastlayer.settings.types import NETWORK, Family
 
-KEPT_COSTS = 1001
-"""Number of quantiles of the training rows' affine costs that a model keeps."""
+KEPT_COSTS, MOST_ROWS = 1001, 4_096
+"""Number of quantiles of the training rows' affine costs that a model keeps; rows that they are estimated from."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +97,7 @@ def keys_of(data: Points) -> Int64[ndarray, " m"]:
 def training_costs(members: Sequence[Member], data: Points) -> Float[Tensor, " n"]:
     """Quantiles of the affine costs at alpha* that the training points would have if they were new."""
     costs = []
+    data = data.take(slice(None, None, -(-len(data.X) // MOST_ROWS)))
     for rows in row_chunks(len(data.X)):
         each = [member.posterior.variance_ratio(member.features(data.X[rows])) for member in members]
         costs.append(torch.stack([cost if cost.dim() == 1 else cost.mean(-1) for cost in each]).cpu())

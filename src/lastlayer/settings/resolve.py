@@ -53,6 +53,8 @@ FEW_ROWS = 20
 """Below this many rows, no network is trained, and each row is held out alone."""
 ROWS_PER_UNIT, LEAST_UNITS, MOST_UNITS = 6, 5, 50
 """Width of the hidden layers: rows per unit, and limits of the number of units."""
+FREQUENCIES, FEW_FREQUENCIES_ROWS = 256, 200
+"""Random frequencies of a Gaussian process; half of them below so many rows."""
 LEAST_ROWS = 5
 """Below this many rows, none can be spared for calibration."""
 MANY_COLUMNS = 100
@@ -234,6 +236,7 @@ def _network(asked: Asked) -> NetworkSettings:
         input_skip=p["backbone"] is None if p["input_skip"] == "auto" else bool(p["input_skip"]),
         backbone=None if p["backbone"] is None else _name(p["backbone"]),
         ids=asked.data.ids,
+        n_frequencies=FREQUENCIES if asked.n_rows >= FEW_FREQUENCIES_ROWS else FREQUENCIES // 2,
     )
 
 

@@ -253,6 +253,8 @@ class NetworkSettings:
     """Description of the user's network; None: the built-in one."""
     ids: bool
     """Whether the inputs are integers, which are passed to the backbone unchanged."""
+    n_frequencies: int
+    """Random frequencies of a Gaussian process."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,7 @@ class Settings:
     Parameters
     ----------
     network : NetworkSettings
-        The features: `hidden`, `activation`, `input_skip`, `backbone` and `ids`.
+        The features: `hidden`, `activation`, `input_skip`, `backbone`, `ids` and `n_frequencies`.
     ensemble : EnsembleSettings
         The members: `families`, `n_members` of each, and `n_blocks` held out.
     training : TrainingSettings

@@ -24,7 +24,7 @@ COMMON = 3.0
 LOG_ALPHA, LOG_ALPHA_STD = 4.0, 4.0
 LOG_LINEAR, LOG_LINEAR_STD = -2.0, 2.0
 """Prior mean and standard deviation of log rho."""
-STEPS, RATE = 60, 0.3
+STEPS, RATE = 30, 0.5
 MOST_ROWS = 160
 """Maximum number of rows to fit length scales to; more add little."""
 MOST_FUNCTIONALS = 480

@@ -53,8 +53,9 @@ class StackPass:
         self.centre = buffer(self.rows.shape[-1] - 1)
         """Approximate means of the features, subtracted so that products keep their digits; zero in other columns."""
         self.gradients = [torch.zeros_like(p) for p in (*stack.weights, *stack.biases)]
-        tanh = isinstance(stack.activation, nn.Tanh)
-        self.activations = [Tanh() if tanh else Elementwise(stack.activation) for _ in widths]
+        passes: dict[type[nn.Module], Callable[[], Tanh | SiLU]] = {nn.Tanh: Tanh, nn.SiLU: SiLU}
+        act = stack.activation
+        self.activations = [passes[type(act)]() if type(act) in passes else Elementwise(act) for _ in widths]
 
     def load(self, X: Float[Tensor, "s n d"], fixed: Float[Tensor, "s n c"], weight: Tensor | None) -> None:
         """Set the rows: inputs, columns that no parameter changes, and weights, which may differ from 1 at the end."""
@@ -269,8 +270,9 @@ class StackedNetworks(Problem):
             used = (torch.arange(longest, device=index.device) < lengths[:, None]).double()
             weight = used if weight is None else used * weight
         self.batch_weight = torch.full_like(self.count, n) if weight is None else weight.double().sum(-1)
-        self.own = None if self.readings is None else self.readings.map(lambda x: x[index])
-        self.passes.load(self.X[index], self.fixed[index], weight)
+        of = lambda x: x.index_select(0, index.flatten()).unflatten(0, index.shape)  # twice as fast as x[index]
+        self.own = None if self.readings is None else self.readings.map(of)
+        self.passes.load(of(self.X), of(self.fixed), weight)
         self.loaded = True
 
     @torch.no_grad()
@@ -312,7 +314,10 @@ class StackedNetworks(Problem):
         sums = [moments]
         if precision is not None:
             weight = torch.ones_like(precision) if self.passes.root is None else self.passes.root.square()
-            sums += [(weight * (precision > 0)).sum(1).double(), log_scales(precision.mT, weight.mT).double()]
+            sums += [
+                (weight * (precision > 0)).sum(1).double(),
+                log_scales(precision.mT, weight.mT.expand_as(precision.mT)).double(),
+            ]
         over = lambda total, like: total.reshape(-1, *[1] * (like.dim() - 1))
         if self.n_batches == 1:
             return sums
@@ -451,6 +456,18 @@ class Tanh:
     def backward(self, g: Tensor) -> Tensor:
         """Backpropagate a gradient, up to factor and scale."""
         return torch.ops.aten.sigmoid_backward.grad_input(g, self.out, grad_input=g)
+
+
+class SiLU:
+    factor, scale, shift = 1.0, 1.0, 0.0
+    out: Tensor
+
+    def forward(self, z: Tensor) -> Tensor:
+        self.z, self.out = z, nn.functional.silu(z)
+        return self.out
+
+    def backward(self, g: Tensor) -> Tensor:
+        return torch.ops.aten.silu_backward.grad_input(g, self.z, grad_input=g)
 
 
 class Elementwise:
