@@ -25,7 +25,7 @@ from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
 from lastlayer.tables import Schema, Table, TableRegressor, chunks, forecast, load_table, read, score
 from lastlayer.tables.schema import NumberColumn, TextColumn
-from lastlayer.tables.writing import guarded, writing
+from lastlayer.tables.writing import guarded, write_table
 
 ROOT = Path(__file__).parents[1]
 PUMP, NEW = ROOT / "examples" / "pump.csv", ROOT / "examples" / "pump_new.csv"
@@ -181,9 +181,7 @@ def test_scores_are_those_of_the_metrics(fitted):
 
 def written(path: Path, *parts: dict) -> None:
     array = lambda cells: np.array(cells, dtype=object) if isinstance(cells, list) else cells
-    with writing(path) as write:
-        for part in parts:
-            write({name: array(cells) for name, cells in part.items()})
+    write_table(path, [{name: array(cells) for name, cells in part.items()} for part in parts])
 
 
 @pytest.mark.parametrize("end", ["csv", "jsonl", "parquet"])
@@ -260,11 +258,10 @@ def test_rows_that_cannot_be_read_leave_the_old_file(tmp_path):
     path.write_text("old")
 
     def rows():
-        with writing(path) as write:
-            write({"x": np.ones(3)})
-            raise InputError("line 17 is not CSV")
+        yield {"x": np.ones(3)}
+        raise InputError("line 17 is not CSV")
 
-    refused("line 17", rows)
+    refused("line 17", write_table, path, rows())
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["t.csv"]
 

@@ -8,17 +8,7 @@ import numpy as np
 from numpy import ndarray
 
 from lastlayer.errors import InputError
-from lastlayer.tables.cells import (
-    MISSING,
-    TIME_ALONE,
-    YEAR_FIRST,
-    YEAR_LAST,
-    DateFormat,
-    NumberFormat,
-    as_texts,
-    is_missing,
-    looks_like_date,
-)
+from lastlayer.tables.cells import MISSING, TIME_ALONE, YEAR_FIRST, YEAR_LAST, NumberFormat, as_texts, dates, is_missing
 from lastlayer.tables.columns import shortened
 from lastlayer.tables.files import Table
 
@@ -72,17 +62,17 @@ def _units(cells: ndarray, format: NumberFormat) -> Iterator[tuple[int, str | No
                 yield i, None
 
 
-def date_format(name: str, cells: ndarray, *, order: str = "auto") -> DateFormat | None:
-    """Format of the dates of a column; None if it does not contain dates."""
+def order_of_dates(name: str, cells: ndarray, *, order: str = "auto") -> str | None:
+    """Order of the dates of a column; None if it does not contain dates."""
     if cells.dtype.kind == "M":
-        return DateFormat()
+        return "ymd"
     texts = [text for text in as_texts(cells) if text.lower() not in MISSING]
     if not texts:
         return None
     if all(TIME_ALONE.fullmatch(text) for text in texts):
-        found = DateFormat("time")
+        found = "time"
     elif all(YEAR_FIRST.fullmatch(text) for text in texts):
-        found = DateFormat("ymd")
+        found = "ymd"
     elif all(YEAR_LAST.fullmatch(text) or YEAR_FIRST.fullmatch(text) for text in texts):
         days = [match.groups()[:2] for text in texts if (match := YEAR_LAST.fullmatch(text))]
         day_first, month_first = (any(int(pair[i]) > 12 for pair in days) for i in (0, 1))
@@ -91,10 +81,10 @@ def date_format(name: str, cells: ndarray, *, order: str = "auto") -> DateFormat
                 f"column {name!r} has dates such as {texts[0]!r}, and none of them shows whether day or month comes "
                 "first: use --date-order dmy or mdy, or write them as 2024-12-31"
             )
-        found = DateFormat(("mdy" if month_first else "dmy") if order == "auto" else order)
+        found = ("mdy" if month_first else "dmy") if order == "auto" else order
     else:
         return None
-    wrong = found.dates(cells)[1]
+    wrong = dates(cells, found)[1]
     if wrong.any():
         i = int(wrong.argmax())
         raise InputError(
@@ -137,7 +127,8 @@ def row_labels(table: Table, names: Iterable[str], formats: Mapping[str, NumberF
         elif table.columns[name].dtype.kind == "O":
             texts = as_texts(table.columns[name]).tolist()
             differ = len(texts) >= FEWEST_LABELS and all(texts) and len(set(texts)) == len(texts)
-            if differ and not all(map(looks_like_date, texts)):
+            kinds = (YEAR_FIRST, YEAR_LAST, TIME_ALONE)
+            if differ and not all(any(kind.fullmatch(text) for kind in kinds) for text in texts):
                 found[name] = "every row has a different text"
     return found
 

@@ -26,7 +26,7 @@ from lastlayer.tables.columns import (
     shortened,
 )
 from lastlayer.tables.files import DECIMALS, Table
-from lastlayer.tables.inference import date_format, number_formats, refuse_mixed, row_labels
+from lastlayer.tables.inference import number_formats, order_of_dates, refuse_mixed, row_labels
 
 IMPUTE = ("median",)
 UNKNOWN = ("error", "warn")
@@ -87,8 +87,8 @@ class Schema:
             with problems.collected():
                 if name in formats:
                     columns.append(NumberColumn.learn(name, table, impute, formats[name]))
-                elif name not in text and (dates := date_format(name, table.columns[name], order=date_order)):
-                    columns.append(DateColumn.learn(name, table, impute, dates))
+                elif name not in text and (order := order_of_dates(name, table.columns[name], order=date_order)):
+                    columns.append(DateColumn.learn(name, table, impute, order))
                 else:
                     if name not in text:
                         refuse_mixed(name, table)
