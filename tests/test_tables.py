@@ -23,7 +23,7 @@ import lastlayer
 from lastlayer._internal import files
 from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
-from lastlayer.tables import Schema, Table, TableRegressor, chunks, forecast, load_table, read, score
+from lastlayer.tables import Schema, Table, TableFile, TableRegressor, forecast, load_table, read, score
 from lastlayer.tables.schema import NumberColumn, TextColumn
 from lastlayer.tables.writing import guarded, write_table
 
@@ -57,7 +57,7 @@ def test_csv_with_any_separator_is_read_as_it_stands(tmp_path, separator):
 def test_pieces_make_up_the_whole_and_know_their_place(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,b\n" + "".join(f"{i},x{i}\n" for i in range(25)) + "\n")
-    parts = list(chunks(path, 10))
+    parts = list(TableFile(path).chunks(10))
     assert [len(part) for part in parts] == [10, 10, 5]
     assert [part.row(0) for part in parts] == [1, 11, 21]
     assert np.concatenate([part.columns["b"] for part in parts]).tolist() == read(path).columns["b"].tolist()
@@ -146,7 +146,7 @@ def test_a_table_model_says_what_its_regressor_says_of_the_encoded_rows(fitted, 
 
 def test_pieces_are_predicted_as_the_whole(fitted):
     whole = forecast(fitted, read(NEW)).cells
-    parts = [forecast(fitted, part).cells for part in chunks(NEW, 33)]
+    parts = [forecast(fitted, part).cells for part in TableFile(NEW).chunks(33)]
     for name, values in whole.items():
         compare = np.testing.assert_array_equal if values.dtype == object else assert_allclose
         compare(np.concatenate([part[name] for part in parts]), values)

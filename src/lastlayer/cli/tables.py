@@ -81,7 +81,7 @@ def fit(
     """Learn to predict columns of a table from the others, and score the predictions on held-out rows."""
     started = time.monotonic()  # imports are part of what a person waits for
     from lastlayer._internal.files import MODEL, check_output
-    from lastlayer.tables import Schema, TableFile, TableRegressor, keep_back, measured
+    from lastlayer.tables import Schema, TableFile, TableRegressor, compare, held_out_importance, importance, keep_back
     from lastlayer.tables import explain as explained
     from lastlayer.tables.columns import Problems
 
@@ -111,7 +111,8 @@ def fit(
         _describe(output, data, table, schema)
         rows, kept = (table, None) if holdout is None else keep_back(table, holdout, groups=groups, seed=seed)
         fitted.fit(rows, target=targets, groups=groups, schema=schema if kept is None else None)
-        comparison, ranking = measured(fitted, rows, kept)
+        comparison = compare(fitted, rows, kept)
+        ranking = held_out_importance(fitted, rows) if kept is None else importance(fitted, kept, kept_back=True)
     interrupted = any(note.startswith("interrupted") for note in output.notes)
     fitted.card_ |= {
         "data": data.name,
