@@ -68,10 +68,7 @@ def finite_numbers(
             f"column {name!r} must be a number, but row {table.row(i)} has {shortened(cells[i])}{others}: "
             f"{_misfit(cells[i], format) or reason}"
         )
-    if fill is None:
-        _refuse_missing(name, table, np.isnan(values), advice)
-    else:
-        values = np.where(np.isnan(values), fill, values)
+    values = _complete(name, table, values, np.isnan(values), fill, advice)
     if (large := np.abs(values) > LARGEST_TARGET).any():
         raise InputError(
             f"column {name!r} is infinite, or larger than {LARGEST_TARGET:g}, in {large.sum()} rows "
@@ -109,9 +106,7 @@ def _misfit(cell: Any, learned: NumberFormat) -> str:
 def whole_texts(name: str, table: Table, *, fill: str | None) -> ndarray:
     """Read a column of texts; missing values are replaced by `fill`, or rejected if it is None."""
     texts = as_texts(table.cells(name, "the model needs"))
-    if fill is None:
-        _refuse_missing(name, table, texts == "", ADVICE)
-    return np.where(texts == "", fill or "", texts)
+    return _complete(name, table, texts, texts == "", fill)
 
 
 def whole_dates(name: str, table: Table, order: str, *, fill: str | None) -> Float[ndarray, " m"]:
@@ -124,17 +119,17 @@ def whole_dates(name: str, table: Table, order: str, *, fill: str | None) -> Flo
             f"column {name!r} must be a date or time, but row {table.row(i)} has {shortened(cells[i])}: write it as in "
             "the training table, or as 2024-12-31 or 2024-12-31 23:59"
         )
-    if fill is None:
-        _refuse_missing(name, table, np.isnat(times), ADVICE)
-    else:
-        times = np.where(np.isnat(times), np.datetime64(fill, "us"), times)
-    return days(times)
+    return days(_complete(name, table, times, np.isnat(times), None if fill is None else np.datetime64(fill, "us")))
 
 
-def _refuse_missing(name: str, table: Table, missing: Bool[ndarray, " m"], advice: str) -> None:
-    if missing.any():
+def _complete(
+    name: str, table: Table, values: ndarray, missing: Bool[ndarray, " m"], fill: Any, advice: str = ADVICE
+) -> ndarray:
+    """The values with missing ones replaced by `fill`, or rejected with advice if it is None."""
+    if fill is None and missing.any():
         row = table.row(missing.argmax())
         raise InputError(f"column {name!r} has {missing.sum()} missing values (first: row {row}): {advice}")
+    return values if fill is None else np.where(missing, fill, values)
 
 
 def shortened(cell: Any) -> str:
