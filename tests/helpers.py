@@ -28,6 +28,7 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.predictions.mixture import MixturePrediction
+from lastlayer.tables import Table
 from lastlayer.training import Problem
 
 
@@ -39,6 +40,11 @@ def refused(words: str, call: Any, *given: Any, error: type[Exception] = InputEr
     """The call ends with this error, in these words."""
     with pytest.raises(error, match=words):
         call(*given, **options)
+
+
+def table(**columns: Any) -> Table:
+    """A table whose cells are objects, as those of files are."""
+    return Table({name: np.array(cells, dtype=object) for name, cells in columns.items()})
 
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers import table
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
@@ -103,8 +104,7 @@ def evil_table(m: int, seed: int) -> Table:
     rng = np.random.default_rng(seed)
     x, kind = rng.uniform(-2, 2, m) * (1 + seed), rng.choice([EVIL, "plain"], m)
     y = np.sin(x) + (kind == EVIL) + 0.1 * rng.normal(size=m)
-    columns = {"x": x, f"kind{EVIL}": kind.astype(object), f"y{EVIL}": y, "z": x * y}
-    return Table({name: np.asarray(cells, dtype=object) for name, cells in columns.items()})
+    return table(**{"x": x, f"kind{EVIL}": kind, f"y{EVIL}": y, "z": x * y})
 
 
 @pytest.fixture(scope="module")

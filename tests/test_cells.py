@@ -8,7 +8,7 @@ import numpy as np
 import openpyxl
 import pyarrow as pa
 import pytest
-from helpers import refused
+from helpers import refused, table
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -16,10 +16,6 @@ from pyarrow import parquet
 from lastlayer.tables import Schema, Table, TableFile
 from lastlayer.tables.cells import NumberFormat, calendar, dates, days
 from lastlayer.tables.columns import DateColumn, NumberColumn, TextColumn
-
-
-def table(**columns) -> Table:
-    return Table({name: np.array(cells, dtype=object) for name, cells in columns.items()})
 
 
 def learned(cells: list, **words) -> Schema:

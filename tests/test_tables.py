@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from helpers import refused
+from helpers import refused, table
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -22,7 +22,7 @@ import lastlayer
 from lastlayer._internal import files
 from lastlayer._internal.files import ModelFileError
 from lastlayer.errors import InputError
-from lastlayer.tables import Schema, Table, TableFile, TableRegressor, forecast, load_table, read, score
+from lastlayer.tables import Schema, TableFile, TableRegressor, forecast, load_table, read, score
 from lastlayer.tables.schema import NumberColumn, TextColumn
 from lastlayer.tables.writing import guarded, write_table
 
@@ -32,10 +32,6 @@ TARGETS = ["head_m", "power_kw"]
 
 
 assert_allclose = partial(np.testing.assert_allclose, rtol=1e-12)
-
-
-def table(**columns) -> Table:
-    return Table({name: np.array(cells, dtype=object) for name, cells in columns.items()})
 
 
 @pytest.fixture(scope="module")

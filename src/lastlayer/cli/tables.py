@@ -328,8 +328,6 @@ def update(
 
     output, path = Output(as_json), out or model
     check_output(path, MODEL, inputs=[data], force=force, advice="another --out")
-    if not 0 < forgetting <= 1:
-        raise InputError(f"--forgetting {forgetting} must be above 0 and at most 1")
     fitted, table = load_table(model), TableFile(data, encoding, decimal).read()
     fitted.update(table, target=names_in(target, table), forgetting=forgetting).save(path)
     output.words(f"{len(table):,} more rows, {fitted.card_['rows']:,} in all; saved {path}", "bold")
