@@ -158,7 +158,7 @@ def bins(x: Float[ndarray, " m"]) -> list[Int[ndarray, " r"]]:
 class Bins:
     """Bins of the affine cost, for a logarithmic axis."""
 
-    rows: list[Int[ndarray, " r"]]
+    rows: list[ndarray]
     centre: Float[ndarray, " b"]
     edges: Float[ndarray, " e"]
     """Smallest and largest cost of each bin, one after the other."""
