@@ -50,11 +50,6 @@ def reading(browser) -> str:
     return returned(browser, "document.getElementById('reading').textContent")
 
 
-def outside(browser) -> list[str]:
-    names = returned(browser, "performance.getEntriesByType('resource').map(r => r.name)")
-    return [name for name in names if name.startswith("http")]
-
-
 def waited(browser) -> None:
     browser.execute_async_script("setTimeout(arguments[0], 1000)")
 
@@ -78,10 +73,16 @@ def severe(browser) -> list:
     return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def test_the_report_opens_without_errors_or_requests_and_the_slider_moves_the_band(page, browser):
+def opened(browser, page) -> None:
+    """Without errors, and without anything from outside."""
     browser.get(page.as_uri())
+    names = returned(browser, "performance.getEntriesByType('resource').map(r => r.name)")
+    assert not [name for name in names if name.startswith("http")]
     assert not severe(browser)
-    assert not outside(browser)
+
+
+def test_the_report_opens_without_errors_or_requests_and_the_slider_moves_the_band(page, browser):
+    opened(browser, page)
     assert returned(browser, "document.querySelectorAll('.js-plotly-plot').length") == 1
     widths = returned(browser, "Array.from(document.images, image => image.naturalWidth)")
     assert len(widths) == 4
@@ -118,9 +119,7 @@ def model_page(tmp_path_factory):
 
 
 def test_a_models_report_opens_offline_whatever_its_table_says(model_page, browser):
-    browser.get(model_page.as_uri())
-    assert not severe(browser)
-    assert not outside(browser)
+    opened(browser, model_page)
     assert returned(browser, "document.querySelectorAll('.js-plotly-plot .main-svg').length") >= 5
     assert returned(browser, "document.images.length") == 0  # no cell has become markup
     assert returned(browser, "document.querySelector('h1').textContent") == f"m{EVIL} on d{EVIL}"

@@ -217,22 +217,6 @@ def test_evaluate_says_what_python_says(model):
     assert answer("evaluate", model, other, "--target", "h,p")["lpd"] == result["lpd"]
 
 
-def test_a_single_target_and_other_formats(here):
-    columns = {name: read(PUMP).columns[name][:60].tolist() for name in ("flow_m3h", "fluid", "head_m")}
-    columns |= {name: [float(cell) for cell in columns[name]] for name in ("flow_m3h", "head_m")}
-    parquet.write_table(pa.table(columns), "t.parquet")
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = []
-    for name in ("t.parquet", "t.jsonl"):
-        done("fit", name, "-t", "head_m", *SMALL, "-m", "m")
-        for out in ("out.csv", "out.jsonl", "out.parquet"):
-            done("predict", "m", name, "--out", out)
-            found.append(read(Path(out)).columns["head_m_mean"].astype(float))
-    for values in found[1:]:
-        np.testing.assert_allclose(values, found[0], rtol=1e-12)
-
-
 def test_a_table_as_it_comes_from_a_spreadsheet(here):
     """Semicolons, decimal commas, units, dates and labels: read, said once, and written in the same way."""
     rng = np.random.default_rng(0)

@@ -358,19 +358,12 @@ def pictures(m: int, q: int, c: int = 1) -> dict[str, Callable[[], Figure]]:
     }
 
 
-@pytest.mark.parametrize("m", [1, 80])
-@pytest.mark.parametrize(("q", "c"), [(1, 1), (2, 3)])
-def test_every_picture_can_be_drawn(m: int, q: int, c: int) -> None:
-    """Without a warning, of one point too."""
-    for draw in pictures(m, q, c).values():
-        assert rendered(draw())
-
-
-@pytest.mark.parametrize("q", [1, 2, 6])
-def test_every_picture_explains_itself(q: int) -> None:
+@pytest.mark.parametrize(("m", "q", "c"), [(1, 1, 1), (1, 2, 3), (80, 2, 3), (40, 6, 1)])
+def test_every_picture_can_be_drawn_and_explains_itself(m: int, q: int, c: int) -> None:
     """In words above, at the axes and below; a row holds at most four outputs."""
-    for name, draw in pictures(40, q).items():
+    for name, draw in pictures(m, q, c).items():
         figure = draw()
+        assert rendered(figure)
         assert headline(figure)
         assert figure.legends[0].get_texts()
         assert all(ax.get_ylabel() for ax in figure.axes if ax.get_subplotspec().is_first_col()), name
