@@ -3,9 +3,8 @@
 import re
 import shutil
 
-import numpy as np
 import pytest
-from helpers import table
+from helpers import EVIL, evil_table
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
@@ -13,7 +12,7 @@ from selenium.webdriver.chrome.service import Service
 from lastlayer.report import make_report
 from lastlayer.report.study import report
 from lastlayer.studies import figures, networks, paper
-from lastlayer.tables import Table, TableRegressor
+from lastlayer.tables import TableRegressor
 
 pytestmark = pytest.mark.browser
 
@@ -95,17 +94,6 @@ def test_the_report_opens_without_errors_or_requests_and_the_slider_moves_the_ba
     assert len(moved) == len(band)
     assert max(abs(a - b) for a, b in zip(moved, band, strict=True)) > 0.1
     assert not severe(browser)
-
-
-EVIL = "</script><img src=x onerror=alert(1)>"
-
-
-def evil_table(m: int, seed: int) -> Table:
-    """Texts and names that would be code in a careless page."""
-    rng = np.random.default_rng(seed)
-    x, kind = rng.uniform(-2, 2, m) * (1 + seed), rng.choice([EVIL, "plain"], m)
-    y = np.sin(x) + (kind == EVIL) + 0.1 * rng.normal(size=m)
-    return table(**{"x": x, f"kind{EVIL}": kind, f"y{EVIL}": y, "z": x * y})
 
 
 @pytest.fixture(scope="module")

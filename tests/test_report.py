@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers import table
+from helpers import EVIL, evil_table, table
 
 from lastlayer.report import make_report
 from lastlayer.report.figures import Evaluation
@@ -103,15 +103,9 @@ def rows_of(rng, m: int) -> Table:
     return table(x=x, kind=kind, id=names, y=y)
 
 
-EVIL = "</script><img src=x onerror=alert(1)>"
-
-
 def test_texts_of_a_table_are_never_markup():
     """Names of files, columns and targets, and cells, wherever they appear: in tables, sentences and figures."""
-    rng = np.random.default_rng(0)
-    x, kind = rng.uniform(-2, 2, 40), np.array([EVIL, "plain"] * 20, dtype=object)
-    cells = {f"x{EVIL}": x, f"kind{EVIL}": kind, f"y{EVIL}": np.sin(x), f"id{EVIL}": [f"{EVIL}{i}" for i in range(40)]}
-    rows = table(**cells)
+    rows = evil_table(40, 0)
     model = TableRegressor(preset="evidence", hidden=(3,), max_epochs=2).fit(rows, target=f"y{EVIL}")
     names = {"model_name": f"m{EVIL}", "data_name": f"d{EVIL}", "group": f"kind{EVIL}"}
     page = make_report(model, rows, **names).html
