@@ -2,8 +2,10 @@
 
 import copy
 import csv
+import functools
 import itertools
 import json
+import operator
 import resource
 import runpy
 from functools import partial
@@ -13,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from fuzz_files import places
 from helpers import refused, table
 from hypothesis import given
 from hypothesis import strategies as st
@@ -254,13 +257,9 @@ def test_a_table_model_that_loads_can_predict(as_a_user, tmp_path, fitted):
     row = table(flow_m3h=[20], speed_rpm=[2000], temperature_c=[30], fluid=["oil"])
     odd = [torch.zeros(0), torch.full((3, 3), torch.nan), torch.ones(2, 2, 2), -torch.ones(6, dtype=torch.float64)]
     changed = [(tensors | {name: tensor}, header) for name in tensors for tensor in odd]
-    tables = []
-    for words in (None, [], {}, "x", {"columns": None}, {"columns": [], "targets": [], "impute": 0}):
-        tables += [words, header["table"] | {"columns": words}, header["table"] | {"targets": words}]
-    for column, word in itertools.product(range(4), ("name", "kind", "low", "fill", "categories")):
-        tables.append(copy.deepcopy(header["table"]))
-        tables[-1]["columns"][column][word] = "nan"
-    changed += [(tensors, header | {"table": each}) for each in tables]
+    for (*above, last), word in itertools.product(places({"table": header["table"]}), (None, [], "nan")):
+        changed.append((tensors, copy.deepcopy(header)))
+        functools.reduce(operator.getitem, above, changed[-1][1])[last] = word
     refused = 0
     for content in changed:
         files.write(path, *content)

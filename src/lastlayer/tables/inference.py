@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from shlex import quote
 
 import numpy as np
 from numpy import ndarray
@@ -89,7 +90,7 @@ def order_of_dates(name: str, cells: ndarray, *, order: str = "auto") -> str | N
         i = int(wrong.argmax())
         raise InputError(
             f"column {name!r} contains dates, but {wrong.sum()} of {len(cells)} cells are not valid dates, such as "
-            f"{shortened(cells[i])}: fix these cells, or exclude the column with --drop {quoted(name)}"
+            f"{shortened(cells[i])}: fix these cells, or exclude the column with --drop {quote(name)}"
         )
     return found
 
@@ -98,7 +99,7 @@ def refuse_mixed(name: str, table: Table) -> None:
     """Reject, with advice, a column that mixes numbers with other cells or has several units."""
     cells = table.columns[name]
     if not any(as_texts(cells)):
-        raise InputError(f"column {name!r} is empty: exclude it with --drop {quoted(name)}")
+        raise InputError(f"column {name!r} is empty: exclude it with --drop {quote(name)}")
     read = [list(_units(cells, NumberFormat(decimal, thousands=True))) for decimal in ".,"]
     found = min(read, key=lambda each: sum(unit is None for _, unit in each))
     units = Counter(unit for _, unit in found if unit is not None)
@@ -110,7 +111,7 @@ def refuse_mixed(name: str, table: Table) -> None:
         raise InputError(
             f"column {name!r} contains numbers except in {len(wrong)} of {len(cells)} cells (first: row "
             f"{table.row(wrong[0])}, {shortened(cells[wrong[0]])}): fix these cells, or use "
-            f"--text {quoted(name)} if the numbers are codes"
+            f"--text {quote(name)} if the numbers are codes"
         )
 
 
@@ -131,8 +132,3 @@ def row_labels(table: Table, names: Iterable[str], formats: Mapping[str, NumberF
             if differ and not all(any(kind.fullmatch(text) for kind in kinds) for text in texts):
                 found[name] = "every row has a different text"
     return found
-
-
-def quoted(name: str) -> str:
-    """A column name as an argument of a command, quoted if needed."""
-    return name if re.fullmatch(r"[\w.-]+", name) else f"'{name}'"
