@@ -189,24 +189,15 @@ def test_fit_leaves_what_was_not_asked_for_to_the_library(here, monkeypatch):
     assert asked[1] == defaults | {"hidden": (7,), "noise": "full", "n_members": 2, "max_epochs": 3}
 
 
-def test_an_onnx_file_says_what_the_model_says(here, model):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    result = done("export", model, "pump.onnx")
-    assert "fluid=oil" in said(result)
-    fitted, table = load_table(model), read(NEW)
-    session = onnxruntime.InferenceSession("pump.onnx")
-    mean, var, *_ = session.run(None, {"x": fitted.schema_.encode(table).X})
-    p = fitted.predictive(table)
-    np.testing.assert_allclose(mean, p.mean, rtol=1e-11)
-    np.testing.assert_allclose(var, p.var, rtol=1e-11)
-    assert "give only one of them" in refused("export", model, "pump.onnx", "--out", "folder")
-
-
-def test_c_source_is_written_for_names_that_c_allows(here, model):
-    pytest.importorskip("casadi")
-    says(done("export", model, "pump.c"), "fluid=oil")
+def test_a_model_becomes_what_the_suffix_says(here, model):
+    onnx, _ = pytest.importorskip("onnx"), pytest.importorskip("casadi")
+    for name in ("pump.onnx", "pump.c"):
+        says(done("export", model, name), "fluid=oil")
+    noted = {entry.key: entry.value for entry in onnx.load("pump.onnx").metadata_props}
+    assert json.loads(noted["lastlayer"])["targets"] == ["head_m", "power_kw"]
     assert "int pump(" in Path("pump.c").read_text()
-    assert "my-pump" in refused("export", model, "my-pump.c")
+    assert "my-pump" in refused("export", model, "my-pump.c")  # no name of a function
+    assert "give only one of them" in refused("export", model, "pump.onnx", "--out", "folder")
 
 
 def test_evaluate_says_what_python_says(model):

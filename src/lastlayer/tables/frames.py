@@ -13,7 +13,6 @@ from lastlayer.errors import InputError
 from lastlayer.tables.files import Table, typed
 
 CELLS = (str, Real, Decimal, date, time, type(None), np.bool_)
-"""Allowed types of a cell."""
 
 
 def is_table(X: Any) -> bool:
