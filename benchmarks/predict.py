@@ -18,7 +18,7 @@ import torch
 from benchmarks.runner import options_of
 from benchmarks.timing import describe_machine
 from lastlayer._internal.chunks import row_chunks
-from lastlayer.tables import TableRegressor, chunks, read
+from lastlayer.tables import TableFile, TableRegressor, read
 
 ROOT = Path(__file__).parents[1]
 PREDICT = """
@@ -46,7 +46,7 @@ def bare_seconds(fitted: TableRegressor, path: Path) -> float:
     """Processor seconds of the forward pass of every network over all rows, chunk by chunk."""
     seconds = 0.0
     with torch.no_grad():
-        for table in chunks(path):
+        for table in TableFile(path).chunks():
             Z = torch.from_numpy(fitted.schema_.encode(table).X)
             Z = (Z - Z.mean(0)) / Z.std(0)
             start = time.process_time()

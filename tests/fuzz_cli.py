@@ -5,7 +5,6 @@ Of each run must be true: no traceback, a message where the exit code is not zer
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -199,12 +198,11 @@ class Sandbox:
         return [command, *words]
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def complaint(result: Result, words: list[str], before: dict[str, str], folder: Path) -> str | None:
+def complaint(result: Result, words: list[str], before: dict[str, bytes], folder: Path) -> str | None:
     """What is wrong with a run; None: nothing."""
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -222,23 +220,13 @@ def complaint(result: Result, words: list[str], before: dict[str, str], folder: 
     may_change = {"other.lastlayer"} | ({"model.lastlayer"} if words[0] in ("update", "fit") else set())
     if "--force" in words:
         return None
-    after = hashes(folder)
+    after = contents(folder)
     lost = [name for name in before if after.get(name) != before[name] and name not in may_change]
     return f"changed or lost: {lost}" if lost else None
 
 
-@contextlib.contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    def ring(*_: object) -> None:
-        raise Slow
-
-    old = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, old)
+def ring(*_: object) -> None:
+    raise Slow
 
 
 def fit_model(folder: Path) -> Path:
@@ -270,12 +258,15 @@ class Generator:
 
     def run(self, case: tuple[int, list[str]]) -> None:
         with self.sandbox(case[0]) as (sandbox, folder):
-            before, words = hashes(folder), sandbox.words()
+            before, words = contents(folder), sandbox.words()
+            signal.signal(signal.SIGALRM, ring)
+            signal.alarm(SECONDS)
             try:
-                with limited(SECONDS):
-                    result = CliRunner().invoke(app, words)
+                result = CliRunner().invoke(app, words)
             except Slow:
                 raise AssertionError(f"no end within {SECONDS} s") from None
+            finally:
+                signal.alarm(0)
             if found := complaint(result, words, before, folder):
                 raise AssertionError(found)
             if result.exit_code:

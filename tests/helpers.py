@@ -28,6 +28,7 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.predictions.mixture import MixturePrediction
+from lastlayer.tables import Table
 from lastlayer.training import Problem
 
 
@@ -39,6 +40,23 @@ def refused(words: str, call: Any, *given: Any, error: type[Exception] = InputEr
     """The call ends with this error, in these words."""
     with pytest.raises(error, match=words):
         call(*given, **options)
+
+
+def table(**columns: Any) -> Table:
+    """A table whose cells are objects, as those of files are."""
+    return Table({name: np.array(cells, dtype=object) for name, cells in columns.items()})
+
+
+EVIL = "</script><img src=x onerror=alert(1)>"
+
+
+def evil_table(m: int, seed: int) -> Table:
+    """Texts and names that would be code in a careless page; those of column id name the rows."""
+    rng = np.random.default_rng(seed)
+    x, kind = rng.uniform(-2, 2, m) * (1 + seed), rng.choice([EVIL, "plain"], m)
+    y = np.sin(x) + (kind == EVIL) + 0.1 * rng.normal(size=m)
+    names = [f"{EVIL}{i}" for i in range(m)]
+    return table(**{f"x{EVIL}": x, f"kind{EVIL}": kind, f"id{EVIL}": names, f"y{EVIL}": y, "z": x * y})
 
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}

@@ -3,8 +3,8 @@
 import re
 import shutil
 
-import numpy as np
 import pytest
+from helpers import EVIL, evil_table
 from selenium import webdriver
 from selenium.webdriver import ActionChains
 from selenium.webdriver.chrome.service import Service
@@ -12,7 +12,7 @@ from selenium.webdriver.chrome.service import Service
 from lastlayer.report import make_report
 from lastlayer.report.study import report
 from lastlayer.studies import figures, networks, paper
-from lastlayer.tables import Table, TableRegressor
+from lastlayer.tables import TableRegressor
 
 pytestmark = pytest.mark.browser
 
@@ -49,11 +49,6 @@ def reading(browser) -> str:
     return returned(browser, "document.getElementById('reading').textContent")
 
 
-def outside(browser) -> list[str]:
-    names = returned(browser, "performance.getEntriesByType('resource').map(r => r.name)")
-    return [name for name in names if name.startswith("http")]
-
-
 def waited(browser) -> None:
     browser.execute_async_script("setTimeout(arguments[0], 1000)")
 
@@ -77,10 +72,16 @@ def severe(browser) -> list:
     return [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def test_the_report_opens_without_errors_or_requests_and_the_slider_moves_the_band(page, browser):
+def opened(browser, page) -> None:
+    """Without errors, and without anything from outside."""
     browser.get(page.as_uri())
+    names = returned(browser, "performance.getEntriesByType('resource').map(r => r.name)")
+    assert not [name for name in names if name.startswith("http")]
     assert not severe(browser)
-    assert not outside(browser)
+
+
+def test_the_report_opens_without_errors_or_requests_and_the_slider_moves_the_band(page, browser):
+    opened(browser, page)
     assert returned(browser, "document.querySelectorAll('.js-plotly-plot').length") == 1
     widths = returned(browser, "Array.from(document.images, image => image.naturalWidth)")
     assert len(widths) == 4
@@ -95,18 +96,6 @@ def test_the_report_opens_without_errors_or_requests_and_the_slider_moves_the_ba
     assert not severe(browser)
 
 
-EVIL = "</script><img src=x onerror=alert(1)>"
-
-
-def evil_table(m: int, seed: int) -> Table:
-    """Texts and names that would be code in a careless page."""
-    rng = np.random.default_rng(seed)
-    x, kind = rng.uniform(-2, 2, m) * (1 + seed), rng.choice([EVIL, "plain"], m)
-    y = np.sin(x) + (kind == EVIL) + 0.1 * rng.normal(size=m)
-    columns = {"x": x, f"kind{EVIL}": kind.astype(object), f"y{EVIL}": y, "z": x * y}
-    return Table({name: np.asarray(cells, dtype=object) for name, cells in columns.items()})
-
-
 @pytest.fixture(scope="module")
 def model_page(tmp_path_factory):
     words = {"hidden": (5,), "max_epochs": 20, "preset": "fast", "random_state": 0}
@@ -118,9 +107,7 @@ def model_page(tmp_path_factory):
 
 
 def test_a_models_report_opens_offline_whatever_its_table_says(model_page, browser):
-    browser.get(model_page.as_uri())
-    assert not severe(browser)
-    assert not outside(browser)
+    opened(browser, model_page)
     assert returned(browser, "document.querySelectorAll('.js-plotly-plot .main-svg').length") >= 5
     assert returned(browser, "document.images.length") == 0  # no cell has become markup
     assert returned(browser, "document.querySelector('h1').textContent") == f"m{EVIL} on d{EVIL}"

@@ -8,18 +8,14 @@ import numpy as np
 import openpyxl
 import pyarrow as pa
 import pytest
-from helpers import refused
+from helpers import refused, table
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from lastlayer.tables import Schema, Table, TableFile
-from lastlayer.tables.cells import DateFormat, NumberFormat, calendar, days
+from lastlayer.tables.cells import NumberFormat, calendar, dates, days
 from lastlayer.tables.columns import DateColumn, NumberColumn, TextColumn
-
-
-def table(**columns) -> Table:
-    return Table({name: np.array(cells, dtype=object) for name, cells in columns.items()})
 
 
 def learned(cells: list, **words) -> Schema:
@@ -136,9 +132,9 @@ def test_all_problems_are_said_at_once():
     ],
 )
 def test_dates_are_read_in_their_order(order, text):
-    dates, wrong = DateFormat(order).dates(np.array([text, "", "NA"], dtype=object))
-    assert str(dates[0]) == "2024-03-05T17:30:00.000000"
-    assert np.isnat(dates[1:]).all()
+    found, wrong = dates(np.array([text, "", "NA"], dtype=object), order)
+    assert str(found[0]) == "2024-03-05T17:30:00.000000"
+    assert np.isnat(found[1:]).all()
     assert not wrong.any()
 
 

@@ -1,12 +1,12 @@
 """The command line as its users meet it: the path from a table to a report, and everything that can be wrong."""
 
-import csv
 import errno
 import json
 import os
 import pickle
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -189,51 +189,23 @@ def test_fit_leaves_what_was_not_asked_for_to_the_library(here, monkeypatch):
     assert asked[1] == defaults | {"hidden": (7,), "noise": "full", "n_members": 2, "max_epochs": 3}
 
 
-def test_an_onnx_file_says_what_the_model_says(here, model):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    result = done("export", model, "pump.onnx")
-    assert "fluid=oil" in said(result)
-    fitted, table = load_table(model), read(NEW)
-    session = onnxruntime.InferenceSession("pump.onnx")
-    mean, var, *_ = session.run(None, {"x": fitted.schema_.encode(table).X})
-    p = fitted.predictive(table)
-    np.testing.assert_allclose(mean, p.mean, rtol=1e-11)
-    np.testing.assert_allclose(var, p.var, rtol=1e-11)
+def test_a_model_becomes_what_the_suffix_says(here, model):
+    onnx, _ = pytest.importorskip("onnx"), pytest.importorskip("casadi")
+    for name in ("pump.onnx", "pump.c"):
+        says(done("export", model, name), "fluid=oil")
+    noted = {entry.key: entry.value for entry in onnx.load("pump.onnx").metadata_props}
+    assert json.loads(noted["lastlayer"])["targets"] == ["head_m", "power_kw"]
+    assert "int pump(" in Path("pump.c").read_text()
+    assert "my-pump" in refused("export", model, "my-pump.c")  # no name of a function
     assert "give only one of them" in refused("export", model, "pump.onnx", "--out", "folder")
 
 
-def test_c_source_is_written_for_names_that_c_allows(here, model):
-    pytest.importorskip("casadi")
-    says(done("export", model, "pump.c"), "fluid=oil")
-    assert "int pump(" in Path("pump.c").read_text()
-    assert "my-pump" in refused("export", model, "my-pump.c")
-
-
-def test_evaluate_says_what_the_metrics_say(model):
+def test_evaluate_says_what_python_says(model):
     result = answer("evaluate", model, NEW)
-    fitted, t = load_table(model), read(NEW)
-    y, p = fitted.schema_.targets_of(t), fitted.predictive(t)
-    assert result["targets"][0]["rmse"] == pytest.approx(np.sqrt(((y - p.mean)[:, 0] ** 2).mean()))
-    assert result["lpd"] == pytest.approx(p.log_prob(y).mean())
+    assert result == json.loads(json.dumps(asdict(load_table(model).evaluate(read(NEW))))) | {"notes": []}
     other = model.with_name("renamed.csv")
     other.write_text(NEW.read_text().replace("head_m", "h").replace("power_kw", "p"))
     assert answer("evaluate", model, other, "--target", "h,p")["lpd"] == result["lpd"]
-
-
-def test_a_single_target_and_other_formats(here):
-    columns = {name: read(PUMP).columns[name][:60].tolist() for name in ("flow_m3h", "fluid", "head_m")}
-    columns |= {name: [float(cell) for cell in columns[name]] for name in ("flow_m3h", "head_m")}
-    parquet.write_table(pa.table(columns), "t.parquet")
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    Path("t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = []
-    for name in ("t.parquet", "t.jsonl"):
-        done("fit", name, "-t", "head_m", *SMALL, "-m", "m")
-        for out in ("out.csv", "out.jsonl", "out.parquet"):
-            done("predict", "m", name, "--out", out)
-            found.append(read(Path(out)).columns["head_m_mean"].astype(float))
-    for values in found[1:]:
-        np.testing.assert_allclose(values, found[0], rtol=1e-12)
 
 
 def test_a_table_as_it_comes_from_a_spreadsheet(here):
@@ -299,17 +271,6 @@ def test_help_is_quick_and_whole():
         done(command, "--help")
     for command in app.registered_commands:  # wrapped by the terminal alone
         assert all("\n" not in paragraph for paragraph in command.callback.__doc__.split("\n\n"))
-
-
-def test_formulas_in_cells_come_out_as_text(here, model):
-    lines = NEW.read_text().splitlines()
-    Path("evil.csv").write_text(
-        "\n".join([f"=note,{lines[0]}", f'"=HYPERLINK(""http://x"")",{lines[1]}', f"-5,{lines[2]}"])
-    )
-    done("predict", model, "evil.csv", "--out", "out.csv")
-    with open("out.csv", newline="") as file:
-        rows = list(csv.reader(file))
-    assert [row[0] for row in rows] == ["'=note", '\'=HYPERLINK("http://x")', "-5"]
 
 
 @pytest.mark.parametrize(
@@ -425,10 +386,6 @@ def model_by(make, command: str = "predict"):
     return words
 
 
-def model_of(content: bytes):
-    return model_by(lambda path, _: path.write_bytes(content))
-
-
 def without_columns(path: Path, _: Path) -> None:
     X = np.random.default_rng(0).normal(size=(20, 2))
     lastlayer.BLLRegressor(preset="evidence", hidden=(3,), max_epochs=1).fit(X, X[:, 0] ** 3).save(path)
@@ -444,10 +401,10 @@ def fitted_to(make, name: str = "t.csv"):
     return words
 
 
-def parquet_of(x: list, keep: int | None = None) -> bytes:
+def parquet_of(x: list) -> bytes:
     sink = pa.BufferOutputStream()
     parquet.write_table(pa.table({"x": x, "y": [1.0, 2.0]}), sink)
-    return bytes(sink.getvalue())[:keep]
+    return bytes(sink.getvalue())
 
 
 def lines(*rows: str):
@@ -471,37 +428,24 @@ HOSTILE = {
     "the wrong encoding": (fit_with("--encoding", "utf-16"), "is not utf-16 text"),
     "no suffix": (table_of(GOOD, "table"), "a table is CSV"),
     "compressed bytes": (table_of(b"\x1f\x8b\x08\x00\xff\xfe" * 50), "not UTF-8"),
-    "UTF-32": (table_of(GOOD.encode("utf-32-be")), "is called"),
     "Latin-1": (table_of("größe,y\n1,2\n".encode("latin-1")), "--encoding cp1252"),
     "NUL bytes": (table_of("a,y\n1,\0\n2,3\n"), r"'\x00'"),
     "a very long line": (table_of("a,y\n" + "1" * 10_000_001), "not a table"),
     "a very long cell": (table_of(f"a,y\n{'1' * 200_000},2\n"), "is infinite"),
     # tables
-    "too many cells": (table_of("a,y\n1,2\n1,2,3\n"), "row 2 has 3, not 2"),
-    "too few cells": (table_of("a,b,y\n1,2,3\n1,2\n"), "row 2 has 2, not 3"),
     "a quote without end": (table_of('a,y\n"1,2\n3,4\n'), "never closed"),
     "a name twice": (table_of("a,a,y\n1,2,3\n"), "two columns called 'a'"),
     "a column without name": (table_of("a,,y\n0,1,2\n"), "column 2 of"),
     "control characters in a name": (table_of("a\x1b[2J,y\n1,2\n"), "control characters"),
     "no header": (table_of("1,2\n3,4\n"), "column names"),
     "a blank first line": (table_of("\na,y\n1,2\n"), "begins with an empty line"),
-    "dates that say nothing of their order": (table_of("d,y\n01/02/2024,1\n03/04/2024,2\n"), "--date-order"),
-    "a day that is not": (table_of("d,y\n2024-02-30,1\n2024-02-01,2\n"), "not valid dates"),
     "two units": (table_of("a,y\n1 kg,1\n20 g,2\n3 kg,3\n"), "kg in 2 rows, g in 1 rows"),
     "an unknown decimal sign": (fit_with("--decimal", ";"), "decimal=';'"),
     "an unknown order of dates": (fit_with("--date-order", "ydm"), "date_order='ydm'"),
-    "to keep what is not there": (fit_with("--keep", "z"), "--keep column 'z'"),
-    "missing numbers": (table_of("a,y\n1,1\n,2\n3,3\n"), "--impute median"),
-    "missing texts": (table_of("a,y\nx,1\n,2\nx,3\n"), "--impute median"),
     "an empty column": (table_of("a,y\n,1\n,2\n"), "is empty"),
-    "numbers with a word among them": (table_of("a,y\n1,1\n2,2\nx,3\n4,4\n"), "row 3, 'x'"),
     "names of persons": (table_of("a,y\n" + "".join(f"p{i},{i}\n" for i in range(30))), "every row has a different"),
-    "names of many persons": (table_of("a,y\n" + "".join(f"p{i % 29},{i}\n" for i in range(30))), "different texts"),
-    "infinite inputs": (table_of("a,y\n1,1\n1e999,2\n3,3\n"), "infinite"),
-    "one row": (table_of("a,y\n1,2\n"), "nothing to learn"),
     "a target of words": (table_of("a,y\n1,x\n2,z\n"), "lastlayer does regression"),
     "a target with holes": (table_of("a,y\n1,\n2,2\n3,3\n"), "cannot be imputed"),
-    "an infinite target": (table_of("a,y\n1,inf\n2,2\n3,3\n"), "infinite"),
     "a constant target": (table_of("a,y\n1,5\n2,5\n3,5\n"), "nothing to learn"),
     "giants": (table_of("a,y\n1,1\n1e200,2\n3,3\n"), "another unit"),
     "a target of atoms": (table_of("a,y\n1,1e-200\n2,2e-200\n3,0\n"), "another unit"),
@@ -514,7 +458,6 @@ HOSTILE = {
     "a new name in JSON": (lines('{"a": 1, "y": 2}', '{"c": 1, "y": 2}'), "'c', which is not in the first line"),
     "a number beyond all": (lines('{"a": 1, "y": 1}', f'{{"a": 1{"0" * 400}, "y": 2}}', '{"a": 3, "y": 3}'), "row 2"),
     "no Parquet": (table_of(b"PAR1 but not really PAR1", "t.parquet"), "not a complete Parquet file"),
-    "half a Parquet": (table_of(parquet_of([1.0, 2.0], -30), "t.parquet"), "not a complete Parquet file"),
     "lists in Parquet": (table_of(parquet_of([[1, 2], [3]]), "t.parquet"), "numbers, texts or dates"),
     # options of fit
     "no target": (lambda f, m: ["fit", PUMP], "--target"),
@@ -526,48 +469,34 @@ HOSTILE = {
     "to drop the target": (fit_with("--drop", "y"), "can be neither dropped"),
     "text that is not there": (fit_with("--text", "z"), "--text column 'z'"),
     "groups that are not there": (fit_with("--groups", "z"), "'z' is not in the table"),
-    "an unknown imputation": (fit_with("--impute", "magic"), "impute='magic'"),
     "layers of words": (fit_with("--hidden", "a,b"), "--hidden 'a,b'"),
     "layers without end": (fit_with("--hidden", "999999999"), "from 1 to 10000"),
     "layers of nothing": (fit_with("--hidden", "0"), "--hidden '0'"),
     "an unknown preset": (fit_with("--preset", "calibrate"), "did you mean 'calibrated'"),
     "an unknown noise": (fit_with("--noise", "loud"), "noise='loud'"),
     "no members": (fit_with("--members", "0"), "--members"),
-    "epochs below zero": (fit_with("--max-epochs", "-1"), "--max-epochs"),
-    "a seed of words": (fit_with("--seed", "x"), "--seed"),
     "an unknown option": (fit_with("--colour", "red"), "--colour"),
     "an unknown command": (lambda f, m: ["fti", PUMP], "No such command"),
     "a model in no folder": (fit_with("--model", "none/m"), "there is no folder"),
     "a model that is a folder": (fit_with("--model", "."), "is a folder"),
     # models
     "no model": (lambda f, m: ["predict", f / "m", NEW], "is not a file"),
-    "a model of words": (model_of(b"hello " * 100), "not a complete lastlayer model file"),
-    "a pickle": (model_of(pickle.dumps(Bomb())), "not a complete lastlayer model file"),
-    "a zip": (model_of(b"PK\x03\x04" + bytes(200)), "not a complete lastlayer model file"),
+    "a pickle": (model_by(lambda m, _: m.write_bytes(pickle.dumps(Bomb()))), "not a complete lastlayer model file"),
     "half a model": (model_by(lambda m, good: m.write_bytes(good.read_bytes()[:-100]), "explain"), "use an older copy"),
     "a model without columns": (model_by(without_columns), "saved without the columns"),
     "arguments in the wrong order": (lambda f, m: ["predict", NEW, m], "not a complete lastlayer model file"),
     # new rows
     "a column that is not there": (rows_of(lambda t: t.replace("fluid", "liquid")), "needs column 'fluid'"),
-    "a word where numbers were": (rows_of(lambda t: t.replace("23.80", "much")), "row 1 has 'much'"),
-    "an unknown text": (rows_of(lambda t: t.replace("oil", "beer")), "which no training row had"),
     "an unknown rule for it": (rows_of(str, "--unknown", "ignore"), "unknown='ignore'"),
     "a hole in new rows": (rows_of(lambda t: t.replace("23.80", "")), "1 missing values"),
     "a name that predict adds": (rows_of(lambda t: t.replace("head_m", "head_m_std")), "already has a column"),
     "an interval of nothing": (rows_of(str, "--level", "0"), "strictly between 0 and 1"),
-    "an interval of words": (rows_of(str, "--level", "wide"), "--level"),
     "the table itself as output": (rows_of(str, "--out", "t.csv"), "is an input of this command"),
-    "output in no folder": (rows_of(str, "--out", "none/o.csv"), "there is no folder"),
     "output of no kind": (rows_of(str, "--out", "o.xlsx"), "can be written as"),
-    "output that is a folder": (rows_of(str, "--out", "."), "is a folder"),
     "scores without truth": (rows_of(lambda t: t.replace("head_m", "h"), command="evaluate"), "'head_m' is not in"),
     "scores of one row": (rows_of(lambda t: "\n".join(t.split("\n")[:2]), command="evaluate"), "at least two rows"),
-    "too few names of targets": (rows_of(str, "--target", "head_m", command="evaluate"), "but --target gives 1"),
     "groups of no column": (rows_of(str, "--group", "colour", command="report"), "colour"),
-    "a share beyond all": (fit_with("--holdout", "2"), "--holdout"),
-    "to forget everything": (rows_of(str, "--forgetting", "0", command="update"), "--forgetting 0"),
-    "to remember more than all": (rows_of(str, "--forgetting", "2", command="update"), "at most 1"),
-    "a report in no folder": (rows_of(str, "--out", "none/r.html", command="report"), "there is no folder"),
+    "to forget everything": (rows_of(str, "--forgetting", "0", command="update"), "forgetting=0.0 must be above 0"),
     "an export over a file": (lambda f, m: ["export", m, "--out", m], "cannot create the folder"),
 }  # fmt: skip
 

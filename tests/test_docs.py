@@ -4,12 +4,11 @@ import ast
 import re
 import shlex
 import tomllib
-from functools import reduce
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import docstrings
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -134,20 +133,7 @@ def test_targets_and_modules_named_in_the_texts_are_there():
             assert find_spec(module) is not None, f"{page.name}: {module}"
         if page.name not in ("CHANGELOG.md", "Makefile"):  # the changelog names what is gone
             for name in set(re.findall(r"`(lastlayer(?:\.\w+)+)", text)) - {"lastlayer.md"}:
-                resolved(name)
-
-
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/reference/*.md")), ids=name_of)
-def test_names_of_the_reference_are_there(page):
-    module = "lastlayer"
-    directive = r"^\.\. (\w+):: (\S+)\n(?:   :members:([^\n]*)\n)?"
-    for kind, name, members in re.findall(directive, page.read_text(), flags=re.M):
-        if kind == "currentmodule":
-            module = name
-            continue
-        found = resolved(name if name.startswith("lastlayer") else f"{module}.{name}")
-        for member in filter(None, re.split(r"[,\s]+", members)):
-            assert hasattr(found, member) or member in getattr(found, "__annotations__", {}), f"{name}: {member}"
+                assert docstrings.resolved(name) is not None, f"{page.name}: {name}"
 
 
 def test_the_table_of_symbols_names_what_is_there():
@@ -158,18 +144,6 @@ def test_the_table_of_symbols_names_what_is_there():
         sources = "\n".join(source_of(f"lastlayer.{home}") for home in homes) if homes else source_of("lastlayer")
         for name in re.findall(r"`\.?(\w+)", names):
             assert re.search(rf"\b{name}\b", sources), f"{name} is not in {modules}"
-
-
-def resolved(name: str) -> Any:
-    """The object behind a dotted name."""
-    parts = name.split(".")
-    for n in range(len(parts), 0, -1):
-        try:
-            found = import_module(".".join(parts[:n]))
-        except ModuleNotFoundError:
-            continue
-        return reduce(getattr, parts[n:], found)
-    raise AssertionError(name)
 
 
 def source_of(module: str) -> str:

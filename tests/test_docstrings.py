@@ -144,6 +144,10 @@ def reference(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_every_name_of_the_reference_is_there():
+    assert [one.name for one in docstrings.shown(docstrings.REFERENCE) if one.value is None] == []
+
+
 def test_the_check_reads_the_names_of_the_reference_and_no_others(reference):
     found = {
         one.name.removeprefix("lastlayer.shown."): [code for code, _ in docstrings.problems(one)]

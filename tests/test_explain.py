@@ -2,12 +2,10 @@
 
 import sys
 from copy import copy
-from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pytest
-from helpers import close, refused
+from helpers import close, refused, table
 from numpy import ndarray
 
 from lastlayer import plots
@@ -128,26 +126,25 @@ def test_pictures_show_every_input_and_target():
 QUICK = {"hidden": (4,), "preset": "fast", "max_epochs": 10, "random_state": 0}
 
 
-def table(m: int = 60, seed: int = 0) -> Table:
+def made(m: int = 60, seed: int = 0) -> Table:
     rng = np.random.default_rng(seed)
     x, kind, run = rng.uniform(-1, 1, m), rng.choice(["a", "b"], m), np.arange(m) // 6
     y = 3 * x + 5 * (kind == "b") + 0.1 * rng.normal(size=m)
-    columns = {"x": x, "idle": rng.normal(size=m), "kind": kind, "run": run, "y": y}
-    return Table({name: np.array(cells.tolist(), dtype=object) for name, cells in columns.items()})
+    return table(x=x, idle=rng.normal(size=m), kind=kind, run=run, y=y)
 
 
 @pytest.fixture(scope="module")
 def fitted() -> TableRegressor:
-    return TableRegressor(drop=["run"], **QUICK).fit(table(), target="y")
+    return TableRegressor(drop=["run"], **QUICK).fit(made(), target="y")
 
 
 def test_columns_of_a_table_are_explained_whole(fitted):
-    ranking = held_out_importance(fitted, table())
+    ranking = held_out_importance(fitted, made())
     assert (ranking.rows, ranking.held_out, ranking.targets) == (60, True, ("y",))
     assert {one.name for one in ranking.ranked(0)[:2]} == {"x", "kind"}
     assert ranking.ranked(0)[2].name == "idle"
     assert ranking.sentences()[0].startswith("y depends most on kind, then on x")
-    given = importance(fitted, table(seed=1))
+    given = importance(fitted, made(seed=1))
     assert not given.held_out
     assert given.ranked(0)[0].name == "kind"
     again = Ranking.from_json(ranking.as_json())
@@ -164,16 +161,16 @@ def test_of_a_wide_table_the_inputs_with_most_effect_are_measured(fitted, monkey
     module = sys.modules[Ranking.__module__]
     monkeypatch.setattr(module, "WORK", 0)
     monkeypatch.setattr(module, "FEWEST", 4)
-    ranking = held_out_importance(fitted, table())
+    ranking = held_out_importance(fitted, made())
     assert [one.name for one in ranking.inputs] == ["x", "kind"]
     assert ranking.caption == "60 held-out rows (the 2 inputs with most effect of 3)"
     assert Ranking.from_json(ranking.as_json()).caption == ranking.caption
 
 
 def test_dependence_of_a_table_goes_over_the_training_range_with_or_without_rows(fitted):
-    for given in (None, table(seed=1)):
+    for given in (None, made(seed=1)):
         x, _, kind = dependence(fitted, given)
-        assert (x.x[0], x.x[-1]) == (min(table().columns["x"]), max(table().columns["x"]))
+        assert (x.x[0], x.x[-1]) == (min(made().columns["x"]), max(made().columns["x"]))
         assert kind.labels == ("a", "b")
         assert np.diff(kind.mean[:, 0])[0] == pytest.approx(5, abs=1.5)
     head, _, _, last = extremes_table(dependence(fitted), ["y"])
@@ -182,41 +179,23 @@ def test_dependence_of_a_table_goes_over_the_training_range_with_or_without_rows
     assert (last[3], last[5]) == ("a", "b")
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A column of a kind that becomes several inputs, as a date may: here a number and its square."""
-
-    kind: ClassVar[str] = "pair"
-    name: str
-    features: tuple[str, ...]
-
-    def read(self, table: Table, impute: bool) -> ndarray:
-        return table.columns[self.name].astype(float)
-
-    def outside(self, values: ndarray) -> ndarray:
-        return np.zeros(len(values), dtype=bool)
-
-    def encode(self, values: ndarray) -> ndarray:
-        return np.stack([values, values**2], 1)
-
-
-def test_a_column_of_another_kind_is_one_input_with_the_values_that_are_there():
-    columns = Schema.infer(table(), ["y"], drop=["run"]).columns
-    schema = Schema((Pair("day", ("day", "day squared")), *columns), ("y",), False)
-    t = Table(table().columns | {"day": np.array([f"{i % 4}" for i in range(60)], dtype=object)})
+def test_a_column_of_dates_is_one_input_with_the_values_that_are_there():
+    t = table(day=[f"2024-01-{1 + 5 * (i % 4):02}" for i in range(60)], **made().columns)
+    schema = Schema.infer(t, ["y"], drop=["run"])
     day, *_ = columns_of(schema, t)
-    assert (day.name, day.columns, day.labels) == ("day", (0, 1), ("0", "1", "2", "3"))
-    close(day.grid, [[0.0, 0], [1, 1], [2, 4], [3, 9]])
+    assert (day.name, day.columns) == ("day", (0, 1, 2))
+    assert day.labels == ("2024-01-01", "2024-01-06", "2024-01-11", "2024-01-16")
+    close(day.grid, schema.encode(t).X[:4, :3])
     assert columns_of(schema)[0].grid is None
 
 
 def test_baselines_are_fitted_to_the_rows_that_the_networks_saw(fitted):
-    found = compare(fitted, table())
+    found = compare(fitted, made())
     assert (found.rows, found.kept_back) == (60, False)
     ours, linear, mean = found.methods
     assert [s.method for s in found.methods] == ["lastlayer", "linear regression", "mean"]
-    held_out, X = fitted.held_out_, fitted.schema_.encode(table()).X
-    y = fitted.schema_.targets_of(table())[:, 0]
+    held_out, X = fitted.held_out_, fitted.schema_.encode(made()).X
+    y = fitted.schema_.targets_of(made())[:, 0]
     design = np.column_stack([X, np.ones(60)])
     errors, residuals = np.empty(60), np.empty(60)
     for fold in held_out.folds:
@@ -235,24 +214,24 @@ def test_baselines_are_fitted_to_the_rows_that_the_networks_saw(fitted):
 
 
 def test_rows_kept_back_are_scored_and_not_learned(fitted):
-    train, kept = keep_back(table(), 0.25, seed=3)
+    train, kept = keep_back(made(), 0.25, seed=3)
     assert (len(train), len(kept)) == (45, 15)
-    again = keep_back(table(), 0.25, seed=3)[1]
+    again = keep_back(made(), 0.25, seed=3)[1]
     assert again.columns["x"].tolist() == kept.columns["x"].tolist()
     assert not set(train.columns["x"]) & set(kept.columns["x"])
     found = compare(fitted, train, kept)
     assert (found.rows, found.kept_back) == (15, True)
     error = kept.columns["y"].astype(float) - train.columns["y"].astype(float).mean()
     assert found.methods[2].rmse == pytest.approx(np.sqrt(np.square(error).mean()))
-    train, kept = keep_back(table(), 0.3, groups="run")
+    train, kept = keep_back(made(), 0.3, groups="run")
     assert len(kept) == 18
     assert not set(train.columns["run"]) & set(kept.columns["run"])
     for share in (0.001, 1.0, -0.5):
-        refused(r"--holdout .* would keep \d+ of 60 rows out of the fit", keep_back, table(), share)
+        refused(r"--holdout .* would keep \d+ of 60 rows out of the fit", keep_back, made(), share)
 
 
 def test_partly_missing_targets_are_scored_where_they_are_known():
-    t = table()
+    t = made()
     other = np.where(np.arange(60) % 3, t.columns["y"], None)
     both = Table(t.columns | {"z": other})
     model = TableRegressor(drop=["run"], **QUICK).fit(both, target=["y", "z"])
@@ -263,6 +242,6 @@ def test_partly_missing_targets_are_scored_where_they_are_known():
 
 
 def test_a_fit_that_leaves_nothing_out_has_no_held_out_scores():
-    model = TableRegressor(drop=["run"], preset="evidence", hidden=(3,), max_epochs=2).fit(table(), target="y")
-    assert compare(model, table()) is None
-    assert held_out_importance(model, table()) is None
+    model = TableRegressor(drop=["run"], preset="evidence", hidden=(3,), max_epochs=2).fit(made(), target="y")
+    assert compare(model, made()) is None
+    assert held_out_importance(model, made()) is None

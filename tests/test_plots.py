@@ -24,7 +24,6 @@ from scipy import stats
 from lastlayer import plots
 from lastlayer.calibration.alpha import AlphaCurve
 from lastlayer.calibration.curve import Calibration, CalibrationPoints, Curve, Tails
-from lastlayer.errors import InputError
 from lastlayer.plots import drawing
 from lastlayer.predictions.metrics import LEVELS, calibration_error, coverage, rmse
 from lastlayer.predictions.mixture import MixturePrediction
@@ -34,21 +33,16 @@ pytestmark = pytest.mark.usefixtures("as_a_user")
 JUDGES = (plots.parity, plots.calibration_curve, plots.sharpness, plots.extrapolation_error, plots.coverage_by_cost)
 
 
-def prediction(m: int = 60, q: int = 2, c: int = 1, seed: int = 0) -> MixturePrediction:
-    rng = np.random.default_rng(seed)
-    members = []
-    cost = np.exp(rng.normal(-1, 1.5, m))
-    for _ in range(c):
-        noise_var = rng.uniform(0.5, 2, q)
-        member = MixturePrediction.gaussian(
-            rng.normal(0, 3, (m, q)), epistemic_var=cost[:, None] * noise_var, noise_var=noise_var, affine_cost=cost
-        )
-        members.append(member)
-    return members[0] if c == 1 else MixturePrediction.mixture(members)
+def prediction(m: int = 60, q: int = 2, c: int = 1) -> MixturePrediction:
+    """Of c members, whose variances grow with the cost."""
+    rng = np.random.default_rng(0)
+    cost, weights = np.exp(rng.normal(-1, 1.5, m)), np.full((c, m), 1 / c)
+    noise_var = rng.uniform(0.5, 2, (c, 1, q)).repeat(m, 1)
+    return MixturePrediction(rng.normal(0, 3, (c, m, q)), cost[:, None] * noise_var, noise_var, cost, weights)
 
 
-def targets(p: MixturePrediction, seed: int = 1) -> ndarray:
-    return p.sample(1, random_state=seed)[0]
+def targets(p: MixturePrediction) -> ndarray:
+    return p.sample(1, random_state=1)[0]
 
 
 def case(m: int = 60, q: int = 2, c: int = 1) -> tuple[MixturePrediction, ndarray]:
@@ -191,12 +185,14 @@ def test_several_models_share_a_calibration_curve_and_many_are_told_apart() -> N
 def test_one_bin_of_sharpness_is_the_rmse_over_the_predicted_deviation(q: int) -> None:
     """Fewer points than two bins need are one bin."""
     p, y = case(m=20, q=q)
-    for i, ax in panels(plots.sharpness(p, y), q, of=2 * q):
+    figure = plots.sharpness(p, y)
+    for i, ax in panels(figure, q, of=2 * q):
         x, height, _, _ = bars(ax, "RMSE")
         close(x, np.sqrt(p.var[:, i].mean(keepdims=True)))
         close(height, rmse(p, y, per_output=True)[i : i + 1])
         assert f"RMSE {height[0]:.3g}, predicted {x[0]:.3g}" in ax.get_title()
         close(xy(ax, "absolute errors"), np.stack([p.std[:, i], np.abs(y - p.mean)[:, i]], 1))
+        assert sum(bar.get_height() for bar in figure.axes[q + i].patches) == 20
 
 
 @pytest.mark.parametrize("factor", [1.0, 3.0])
@@ -210,29 +206,22 @@ def test_bins_of_sharpness_tell_how_much_too_narrow_deviations_are(factor: float
     assert (np.abs(np.log(height / (factor * x))) < 2 * np.log(upper / height)).all()
 
 
-def test_histogram_of_sharpness_counts_every_point() -> None:
-    p = prediction(m=5000, q=3)
-    for ax in plots.sharpness(p, targets(p)).axes[3:]:
-        assert sum(bar.get_height() for bar in ax.patches) == 5000
-
-
-def test_alpha_curve_marks_both_alphas_and_the_limit() -> None:
-    curve = alpha_curve()
-    (ax,) = plots.alpha_curve(curve, alpha_star=np.exp(0.5)).axes
+@pytest.mark.parametrize(
+    ("log_alpha", "alpha_star", "found", "star", "markers"),
+    [(4.0, np.exp(0.5), 4.0, 0.5, ("o", "o")), (np.inf, 0.0, 20.0, -5.0, (">", "<"))],
+)
+def test_alpha_curve_marks_both_alphas_or_arrows_to_them(log_alpha, alpha_star, found, star, markers) -> None:
+    curve = alpha_curve(log_alpha)
+    (ax,) = plots.alpha_curve(curve, alpha_star=alpha_star).axes
     close(xy(ax, "LPD"), np.stack([curve.log_alphas, curve.lpds], 1))
-    close(xy(ax, "αᵐᵃˣ"), np.array([[4.0, curve.lpd]]))
-    close(xy(ax, "α*"), np.array([[0.5, -(3.5**2) / 50]]))
+    close(xy(ax, "αᵐᵃˣ"), np.array([[found, curve.lpd]]))
+    close(xy(ax, "α*"), np.array([[star, np.interp(star, curve.log_alphas, curve.lpds)]]))
     close(xy(ax, "limit")[:, 1], np.full(2, curve.lpds[-1]))
     close(xy(ax, "before")[:, 1], np.full(2, curve.lpd_before))
-    assert line(ax, "αᵐᵃˣ").get_marker() == "o"
+    assert (line(ax, "αᵐᵃˣ").get_marker(), line(ax, "α*").get_marker()) == markers
 
 
-def test_alpha_beyond_the_curve_is_an_arrow_at_its_end_and_alpha_star_may_be_missing() -> None:
-    curve = alpha_curve(np.inf)
-    (ax,) = plots.alpha_curve(curve, alpha_star=0.0).axes
-    close(xy(ax, "αᵐᵃˣ"), np.array([[20.0, curve.lpds[-1]]]))
-    close(xy(ax, "α*"), np.array([[-5.0, curve.lpds[0]]]))
-    assert (line(ax, "αᵐᵃˣ").get_marker(), line(ax, "α*").get_marker()) == (">", "<")
+def test_alpha_star_may_be_missing() -> None:
     without = plots.alpha_curve(alpha_curve())
     assert not [x for x in without.axes[0].lines if str(x.get_label()).startswith("α*")]
     assert headline(without) == str(alpha_curve())
@@ -277,10 +266,9 @@ def test_coverage_falls_only_where_intervals_are_too_narrow() -> None:
 
 
 def test_coverage_in_one_bin_is_the_share_of_all() -> None:
-    p, y = case(m=25, q=2)
-    lower, upper = p.interval(0.8)
-    for i, ax in enumerate(plots.coverage_by_cost(p, y, level=0.8).axes):
-        close(xy(ax, "share inside, in bins")[0, 1], ((lower <= y) & (y <= upper))[:, i].mean())
+    p, y = case(m=25)
+    for i, ax in panels(plots.coverage_by_cost(p, y, level=0.8), 2):
+        close(xy(ax, "share inside, in bins")[0, 1], coverage(p, y, 0.8, per_output=True)[i])
 
 
 def test_points_without_cost_stay_in_the_picture() -> None:
@@ -311,19 +299,13 @@ def test_lines_of_cost_to_variance_are_the_formula(q: int, tails: bool) -> None:
 
 def test_held_out_points_have_the_colour_of_their_kind() -> None:
     c = calibration()
+    kinds = {"random": drawing.BLUE, "blocked": drawing.ORANGE, "given": drawing.GREEN, "other": drawing.GREY}
+    c = replace(c, points=replace(c.points, kind=np.random.default_rng(1).choice([*kinds], 400)))
     for i, ax in enumerate(plots.cost_to_variance(c).axes):
-        for kind, color in (("random", drawing.BLUE), ("blocked", drawing.ORANGE)):
+        for kind, color in kinds.items():
             r = c.points.kind == kind
             close(xy(ax, f"{kind} held-out"), np.stack([c.points.cost[r], c.points.squared_error[r, i]], 1))
             assert to_hex(line(ax, f"{kind} held-out").get_color()) == color
-
-
-@pytest.mark.parametrize("kind", ["given", "validation", "other"])
-def test_every_kind_of_held_out_point_is_shown(kind: str) -> None:
-    c = calibration(n=50)
-    c = replace(c, points=replace(c.points, kind=np.full(50, kind)))
-    for ax in plots.cost_to_variance(c).axes:
-        assert len(xy(ax, f"{kind} held-out")) == 50
 
 
 def test_binned_means_of_errors_on_the_curve_are_on_the_curve() -> None:
@@ -376,19 +358,12 @@ def pictures(m: int, q: int, c: int = 1) -> dict[str, Callable[[], Figure]]:
     }
 
 
-@pytest.mark.parametrize("m", [1, 80])
-@pytest.mark.parametrize(("q", "c"), [(1, 1), (2, 3)])
-def test_every_picture_can_be_drawn(m: int, q: int, c: int) -> None:
-    """Without a warning, of one point too."""
-    for draw in pictures(m, q, c).values():
-        assert rendered(draw())
-
-
-@pytest.mark.parametrize("q", [1, 2, 6])
-def test_every_picture_explains_itself(q: int) -> None:
+@pytest.mark.parametrize(("m", "q", "c"), [(1, 1, 1), (1, 2, 3), (80, 2, 3), (40, 6, 1)])
+def test_every_picture_can_be_drawn_and_explains_itself(m: int, q: int, c: int) -> None:
     """In words above, at the axes and below; a row holds at most four outputs."""
-    for name, draw in pictures(40, q).items():
+    for name, draw in pictures(m, q, c).items():
         figure = draw()
+        assert rendered(figure)
         assert headline(figure)
         assert figure.legends[0].get_texts()
         assert all(ax.get_ylabel() for ax in figure.axes if ax.get_subplotspec().is_first_col()), name
@@ -399,16 +374,12 @@ def test_every_picture_explains_itself(q: int) -> None:
             assert [title[:8] for title in titles] == [f"output {i + 1}" for i in range(q)]
 
 
-@pytest.mark.parametrize("name", [f.__name__ for f in JUDGES] + ["cost_to_variance"])
+@pytest.mark.parametrize("name", ["parity", "sharpness", "extrapolation_error", "cost_to_variance"])
 def test_of_many_points_some_are_shown_and_all_are_counted(name: str) -> None:
     m = 100_000
     shown = drawing.SHOWN // 4 if name == "parity" else drawing.SHOWN
-    first, second = (pictures(m, 1)[name]() for _ in range(2))
-    ax, again = first.axes[0], second.axes[0]
+    ax, again = (pictures(m, 1)[name]().axes[0] for _ in range(2))
     points = [x for x in ax.lines if x.get_marker() == "."]
-    if name in ("calibration_curve", "coverage_by_cost"):
-        assert not points
-        return
     assert sum(len(x.get_xdata()) for x in points) == shown
     assert any(f"{shown:,} of 100,000 shown" in str(x.get_label()) for x in points)
     for a, b in zip(ax.lines, again.lines, strict=True):
@@ -433,14 +404,6 @@ def test_one_output_takes_targets_without_a_second_axis(judge: Any) -> None:
         np.testing.assert_array_equal(a.get_xydata(), b.get_xydata())
 
 
-@pytest.mark.parametrize("shape", [(59, 2), (60, 1), (60,), (2, 60)])
-@pytest.mark.parametrize("judge", JUDGES)
-def test_targets_of_another_shape_are_refused(judge: Any, shape: tuple[int, ...]) -> None:
-    given = re.escape(str(shape))
-    with pytest.raises(InputError, match=rf"y has shape {given}, .* 60 points and 2 outputs: .* shape \(60, 2\)"):
-        judge(prediction(), np.zeros(shape))
-
-
 @pytest.mark.parametrize("judge", JUDGES)
 def test_what_cannot_be_drawn_is_refused(judge: Any) -> None:
     p, y = case()
@@ -448,35 +411,26 @@ def test_what_cannot_be_drawn_is_refused(judge: Any) -> None:
     refused(r"y has 1 NaN values in 1 rows \(first: row 17\)", judge, p, y)
     var = p.component_noise_var.copy()
     var[0, 3:5] = -p.component_epistemic_var[0, 3:5]
-    with pytest.raises(InputError, match=r"zero or infinite standard deviation at 2 points \(first: row 3\)"):
-        judge(replace(p, component_noise_var=var), targets(p))
+    without_noise = replace(p, component_noise_var=var)
+    refused(r"zero or infinite standard deviation at 2 points \(first: row 3\)", judge, without_noise, targets(p))
     refused("0 points", judge, prediction(m=0), np.empty((0, 2)))
+    for shape in ((59, 2), (60, 1), (60,), (2, 60)):
+        words = rf"y has shape {re.escape(str(shape))}, .* 60 points and 2 outputs: .* shape \(60, 2\)"
+        refused(words, judge, p, np.zeros(shape))
 
 
-def without_points() -> Calibration:
-    points = CalibrationPoints(np.empty(0), np.empty((0, 2)), np.empty(0, str))
-    return Calibration({0.0: Curve.identity(2)}, points, np.nan, np.nan)
-
-
-def unreachable() -> MixturePrediction:
-    return replace(prediction(m=3), affine_cost=np.array([1.0, np.inf, 2.0]))
-
-
-REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: plots.alpha_curve(alpha_curve(), alpha_star=-1.0), r"alpha_star=-1\.0"),
-    (lambda: plots.alpha_curve(alpha_curve(), alpha_star=np.nan), "alpha_star=nan"),
-    (lambda: plots.extrapolation_error(unreachable(), np.zeros((3, 2))), "affine_cost has 1 infinite .* row 1"),
-    (lambda: plots.cost_to_variance(None), r"no held-out points: .* model\.calibrate\(X, y\)"),
-    (lambda: plots.cost_to_variance(without_points()), r"no held-out points: .* model\.calibrate\(X, y\)"),
-    (lambda: plots.calibration_curve({"one": case()[0], "other": prediction(59)}, case()[1]), "'other' has 59 points"),
-    (lambda: plots.calibration_curve({}, case()[1]), "the mapping has no prediction"),
-    *((lambda x=x: plots.parity(*case(), level=x), f"level={x}") for x in (0.0, 1.0, 90.0)),
-]
-
-
-@pytest.mark.parametrize(("draw", "words"), REFUSED)
-def test_misuse_is_refused_with_advice(draw: Callable[[], Any], words: str) -> None:
-    refused(words, draw)
+def test_misuse_is_refused_with_advice() -> None:
+    p, y = case(m=3)
+    for alpha_star in (-1.0, np.nan):
+        refused(f"alpha_star={alpha_star}", plots.alpha_curve, alpha_curve(), alpha_star=alpha_star)
+    unreachable = replace(p, affine_cost=np.array([1.0, np.inf, 2.0]))
+    refused("affine_cost has 1 infinite .* row 1", plots.extrapolation_error, unreachable, y)
+    for calibrated in (None, calibration(n=0)):
+        refused(r"no held-out points: .* model\.calibrate\(X, y\)", plots.cost_to_variance, calibrated)
+    refused("'other' has 59 points", plots.calibration_curve, {"one": p, "other": prediction(59)}, y)
+    refused("the mapping has no prediction", plots.calibration_curve, {}, y)
+    for level in (0.0, 1.0, 90.0):
+        refused(f"level={level}", plots.parity, p, y, level=level)
 
 
 def test_one_input_draws_mean_data_and_cost() -> None:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers import EVIL, evil_table, table
 
 from lastlayer.report import make_report
 from lastlayer.report.figures import Evaluation
@@ -99,22 +100,15 @@ def rows_of(rng, m: int) -> Table:
     x, kind = rng.uniform(0, 1, m), rng.choice(["a", "b"], m)
     y = 2e6 * x + 1e6 * (kind == "b") + 1e4 * rng.normal(size=m)
     names = [f"pump {i}" for i in range(m)]
-    columns = {"x": x.tolist(), "kind": kind.tolist(), "id": names, "y": y.tolist()}
-    return Table({name: np.array(cells, dtype=object) for name, cells in columns.items()})
-
-
-EVIL = "</script><img src=x onerror=alert(1)>"
+    return table(x=x, kind=kind, id=names, y=y)
 
 
 def test_texts_of_a_table_are_never_markup():
     """Names of files, columns and targets, and cells, wherever they appear: in tables, sentences and figures."""
-    rng = np.random.default_rng(0)
-    x, kind = rng.uniform(-2, 2, 40), np.array([EVIL, "plain"] * 20, dtype=object)
-    cells = {f"x{EVIL}": x, f"kind{EVIL}": kind, f"y{EVIL}": np.sin(x), f"id{EVIL}": [f"{EVIL}{i}" for i in range(40)]}
-    table = Table({name: np.array(values, dtype=object) for name, values in cells.items()})
-    model = TableRegressor(preset="evidence", hidden=(3,), max_epochs=2).fit(table, target=f"y{EVIL}")
+    rows = evil_table(40, 0)
+    model = TableRegressor(preset="evidence", hidden=(3,), max_epochs=2).fit(rows, target=f"y{EVIL}")
     names = {"model_name": f"m{EVIL}", "data_name": f"d{EVIL}", "group": f"kind{EVIL}"}
-    page = make_report(model, table, **names).html
+    page = make_report(model, rows, **names).html
     assert "<img" not in page
     assert page.count("</script>") == page.count("<script")
     for name in ("m", "d", "kind", "id", "x"):
@@ -122,8 +116,8 @@ def test_texts_of_a_table_are_never_markup():
 
 
 def test_the_page_names_rows_and_writes_numbers_out(fitted):
-    table = rows_of(np.random.default_rng(1), 30)
-    made = make_report(fitted, table, model_name="m", data_name="d", group="kind")
+    rows = rows_of(np.random.default_rng(1), 30)
+    made = make_report(fitted, rows, model_name="m", data_name="d", group="kind")
     head, first = re.findall(r"<tr>(.*?)</tr>", made.html[made.html.index('<table id="wrong">') :])[:2]
     cells = re.findall(r">([^<]*)</th>", head)
     assert cells[:6] == ["row", "id", "y", "predicted", "error", "error / std"]
@@ -133,4 +127,4 @@ def test_the_page_names_rows_and_writes_numbers_out(fitted):
     assert made.verdict.startswith("The 90% intervals")
     assert "<h3>By kind</h3>" in made.html
     assert "y depends most on x" in made.html
-    assert "By kind" not in make_report(fitted, table, model_name="m", data_name="d").html
+    assert "By kind" not in make_report(fitted, rows, model_name="m", data_name="d").html

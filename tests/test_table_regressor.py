@@ -171,7 +171,7 @@ def test_rows_that_belong_together_and_rows_for_validation(fitted, monkeypatch):
         (lambda f: (f.drop(columns="y"), f["y"][:9]), "X has 60 rows and y has 9"),
         (lambda f: f.rename(columns={"x": 3}), "column name 3 is not a text"),
         (lambda f: f.assign(x=[[1]] * 60), "'x' holds a list"),
-        (lambda f: f.assign(x=pd.to_timedelta(f["x"], unit="D")), "timedelta64"),
+        (lambda f: f.assign(x=pd.to_timedelta(f["x"], unit="D")), "'x' holds a Timedelta"),
         (lambda f: f.iloc[:0], "no rows"),
         ({"unknown": "x"}, "unknown='x'"),
         ({"impute": "mean"}, "impute='mean'"),

@@ -65,7 +65,7 @@ class Output:
         """Print the JSON object; infinities become texts, and NaN becomes null."""
         if self.as_json:
             text = json.dumps(values | {"notes": self.notes}, default=lambda v: getattr(v, "tolist", lambda: str(v))())
-            _echo_json(json.loads(text, parse_constant=NO_NUMBERS.get))
+            typer.echo(json.dumps(json.loads(text, parse_constant=NO_NUMBERS.get)))
 
     @contextmanager
     def heeding(self) -> Iterator[None]:
@@ -94,7 +94,7 @@ def helpful(command: Callable[..., None]) -> Callable[..., None]:
                     raise
                 message = shown(message)
                 if options.get("as_json"):
-                    _echo_json({"error": message})
+                    typer.echo(json.dumps({"error": message}))
                 Console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
                 raise typer.Exit(interrupted() if isinstance(error, KeyboardInterrupt) else 1) from error
 
@@ -131,16 +131,6 @@ def _sigterm_interrupts() -> Iterator[Callable[[], int]]:
         yield code
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _echo_json(content: Any) -> None:
-    """Print JSON, with escapes only if the text cannot be encoded as UTF-8."""
-    text = json.dumps(content, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = json.dumps(content)
-    typer.echo(text)
 
 
 def _message(error: BaseException) -> str | None:

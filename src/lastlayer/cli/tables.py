@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from lastlayer.errors import InputError
 
 if TYPE_CHECKING:
     from lastlayer.tables import Comparison, Ranking, Schema, Scores, Table
+    from lastlayer.tables.files import Cells
 
 WIDEST = 10_000
 Data = Annotated[
@@ -79,7 +81,7 @@ def fit(
     """Learn to predict columns of a table from the others, and score the predictions on held-out rows."""
     started = time.monotonic()  # imports are part of what a person waits for
     from lastlayer._internal.files import MODEL, check_output
-    from lastlayer.tables import Schema, TableFile, TableRegressor, keep_back, measured
+    from lastlayer.tables import Schema, TableFile, TableRegressor, compare, held_out_importance, importance, keep_back
     from lastlayer.tables import explain as explained
     from lastlayer.tables.columns import Problems
 
@@ -109,7 +111,8 @@ def fit(
         _describe(output, data, table, schema)
         rows, kept = (table, None) if holdout is None else keep_back(table, holdout, groups=groups, seed=seed)
         fitted.fit(rows, target=targets, groups=groups, schema=schema if kept is None else None)
-        comparison, ranking = measured(fitted, rows, kept)
+        comparison = compare(fitted, rows, kept)
+        ranking = held_out_importance(fitted, rows) if kept is None else importance(fitted, kept, kept_back=True)
     interrupted = any(note.startswith("interrupted") for note in output.notes)
     fitted.card_ |= {
         "data": data.name,
@@ -159,37 +162,36 @@ def predict(
     """Predict each row: add mean, standard deviation, interval and degree of extrapolation as columns."""
     from lastlayer._internal.files import PREDICTIONS, check_output
     from lastlayer.tables import TableFile, forecast, load_table
-    from lastlayer.tables.writing import Dialect, writing
+    from lastlayer.tables.writing import write_table
 
     output, file = Output(as_json), TableFile(data, encoding, decimal)
     path = out or Path(f"{file.stem}.predicted.csv")
     check_output(path, PREDICTIONS, inputs=[model, data], force=force, advice="another --out")
     fitted = load_table(model, unknown=unknown)
-    rows, beyond, far, outside, strange = 0, 0, 0, Counter[str](), Counter[str]()
-    sign, started = fitted.schema_.decimal if decimal == "auto" else decimal, time.monotonic()
-    with writing(path, Dialect(file.separator(), sign)) as write:
+    counts, outside, strange = Counter[str](), Counter[str](), Counter[str]()
+
+    def predicted() -> "Iterator[Cells]":
         for table in file.chunks():
             found = forecast(fitted, table, level=level)
-            write(table.columns | found.cells)
-            rows += len(table)
-            beyond += found.beyond
-            far += found.beyond_reach
+            counts.update(found.counts)
             outside.update(found.outside)
             strange.update(found.unknown)
-    seconds = time.monotonic() - started
+            yield table.columns | found.cells
+
+    sign, started = fitted.schema_.decimal if decimal == "auto" else decimal, time.monotonic()
+    write_table(path, predicted(), separator=file.separator(), decimal=sign)
+    seconds, rows = time.monotonic() - started, counts["rows"]
     for text, count in strange.most_common(10):
         output.note(f"{count} rows have {text!r}, which no training row had: predicted as no known category")
     output.words(f"{rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} per second)")
     remarks = {f"outside the training range of {name}": count for name, count in (+outside).items()}
-    remarks["farther out than every training row: see the column extrapolation"] = beyond
-    remarks["farther out than the rows that intervals were calibrated on: do not rely on them"] = far
+    remarks["farther out than every training row: see the column extrapolation"] = counts["beyond"]
+    remarks["farther out than the rows that intervals were calibrated on: do not rely on them"] = counts["beyond_reach"]
     for remark, count in remarks.items():
         if count:
             output.words(f"{'1 row is' if count == 1 else f'{count:,} rows are'} {remark}", "yellow")
     output.words(f"saved {path}", "bold")
-    output.result(
-        out=str(path), rows=rows, seconds=seconds, level=level, outside_range=outside, beyond=beyond, beyond_reach=far
-    )
+    output.result(out=str(path), seconds=seconds, level=level, outside_range=outside, **counts)
 
 
 def evaluate(
@@ -326,8 +328,6 @@ def update(
 
     output, path = Output(as_json), out or model
     check_output(path, MODEL, inputs=[data], force=force, advice="another --out")
-    if not 0 < forgetting <= 1:
-        raise InputError(f"--forgetting {forgetting} must be above 0 and at most 1")
     fitted, table = load_table(model), TableFile(data, encoding, decimal).read()
     fitted.update(table, target=names_in(target, table), forgetting=forgetting).save(path)
     output.words(f"{len(table):,} more rows, {fitted.card_['rows']:,} in all; saved {path}", "bold")

@@ -105,7 +105,7 @@ def parity(prediction: Prediction, y: ndarray, *, level: float = 0.9) -> "Figure
         ax.set(xlim=xlim, ylim=ylim)
         if beyond := int(((target != target.clip(*xlim)) | (mean != mean.clip(*ylim))).sum()):
             ax.text(0.98, 0.02, f"{beyond} beyond the axes", ha="right", transform=ax.transAxes, fontsize=8, color=GREY)
-    least, most = (100 * float(bound[0]) for bound in drawing.binomial_band(len(y), np.array([level])))
+    least, most = (100 * bound for bound in drawing.binomial_band(len(y), level))
     titles = [f"{share:.1%} inside, good: {least:.1f} to {most:.1f}%" for share in inside.mean(0)]
     good = f"Good: {100 * level:g}% of the bars cross the diagonal, misses on both sides of it"
     return finish(figure, axes, good, "target", f"prediction with {100 * level:g}% interval", titles=titles)
@@ -228,21 +228,19 @@ def extrapolation_error(prediction: Prediction, y: ndarray) -> "Figure":
     check_finite(prediction.affine_cost, "affine_cost")
     cost = drawing.positive(prediction.affine_cost)
     scaled = np.abs(y - prediction.point) / prediction.std
-    bins = drawing.bins(cost)
-    centres = [np.exp(np.log(cost[r]).mean()) for r in bins]
-    edges = np.concatenate([[cost[r].min(), cost[r].max()] for r in bins])
+    bins = drawing.Bins.of(cost)
     rows, shown = some(len(y))
     figure, axes = panels(y.shape[1])
     for i, ax in enumerate(axes[0]):
         faint(ax, cost[rows], scaled[rows, i], GREY, f"targets{shown}")
         drawn = []
         for level, color in ((0.9, ORANGE), (0.5, BLUE)):
-            lower, upper = np.transpose([drawing.quantile_band(len(r), level) for r in bins])
-            ax.fill_between(edges, lower.repeat(2), upper.repeat(2), color=color, alpha=0.18, lw=0)
+            lower, upper = np.transpose([drawing.quantile_band(len(r), level) for r in bins.rows])
+            ax.fill_between(bins.edges, lower.repeat(2), upper.repeat(2), color=color, alpha=0.18, lw=0)
             gaussian, label = drawing.half_normal(level), f"{level:.0%} quantile of a Gaussian"
             ax.axhline(gaussian, color=color, ls="--", lw=1, label=label)
-            quantiles = [np.quantile(scaled[r, i], level) for r in bins]
-            ax.plot(centres, quantiles, "o-", color=color, ms=4, lw=1.5, label=f"{level:.0%} quantile in bins")
+            quantiles = [np.quantile(scaled[r, i], level) for r in bins.rows]
+            ax.plot(bins.centre, quantiles, "o-", color=color, ms=4, lw=1.5, label=f"{level:.0%} quantile in bins")
             drawn += [*quantiles, *lower, *upper]
         log_axis(ax, "x", *drawing.log_padded(cost))
         drawing.errors_axis(ax, np.array(drawn), scaled[:, i])
@@ -266,13 +264,13 @@ def coverage_by_cost(prediction: Prediction, y: ndarray, *, level: float = 0.9) 
     prediction, y = _aligned(prediction, y)
     check_finite(prediction.affine_cost, "affine_cost")
     lower, upper = prediction.interval(level)
-    binned = drawing.BinnedCoverage.of(prediction.affine_cost, (lower <= y) & (y <= upper), level)
+    bins = drawing.Bins.of(prediction.affine_cost)
+    share, low, high = bins.coverage((lower <= y) & (y <= upper), level)
     figure, axes = panels(y.shape[1])
     for i, ax in enumerate(axes[0]):
-        low, high = binned.band.repeat(2, 1)
-        ax.fill_between(binned.edges.ravel(), low, high, color="black", alpha=0.12, lw=0, label="a perfect model")
+        ax.fill_between(bins.edges, low, high, color="black", alpha=0.12, lw=0, label="a perfect model")
         ax.axhline(level, color="black", ls="--", lw=1, label=f"{level:.0%}")
-        ax.plot(binned.centre, binned.share[:, i], "o-", color=BLUE, ms=4, lw=1.5, label="share inside, in bins")
+        ax.plot(bins.centre, share[:, i], "o-", color=BLUE, ms=4, lw=1.5, label="share inside, in bins")
         log_axis(ax, "x", *drawing.log_padded(drawing.positive(prediction.affine_cost)))
         ax.set_ylim(0, 1.02)
     good = "Good: in the band all the way; below it intervals are too narrow there"

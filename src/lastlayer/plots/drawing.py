@@ -116,10 +116,10 @@ def positive(cost: Float[ndarray, " m"]) -> Float[ndarray, " m"]:
     return np.maximum(cost, 1e-6 * np.median(above) if len(above) else 1.0)
 
 
-def binomial_band(m: int, levels: Float[ndarray, " l"]) -> tuple[Float[ndarray, " l"], Float[ndarray, " l"]]:
+def binomial_band(m: int, levels: float | ndarray) -> tuple[Any, Any]:
     """Range of the share of m independent targets inside an interval of each level, in 95% of samples."""
-    within = levels.clip(1e-12, 1 - 1e-12)  # the inverse is defined there
-    lower, upper = np.ceil(bdtrik(IN_95_PERCENT[:, None], m, within)) / m
+    within = np.clip(levels, 1e-12, 1 - 1e-12)  # the inverse is defined there
+    lower, upper = (np.ceil(bdtrik(share, m, within)) / m for share in IN_95_PERCENT)
     return lower, upper
 
 
@@ -155,26 +155,25 @@ def bins(x: Float[ndarray, " m"]) -> list[Int[ndarray, " r"]]:
 
 
 @dataclass(frozen=True)
-class BinnedCoverage:
-    """Share of targets inside their intervals, in bins of the affine cost."""
+class Bins:
+    """Bins of the affine cost, for a logarithmic axis."""
 
+    rows: list[ndarray]
     centre: Float[ndarray, " b"]
-    edges: Float[ndarray, "b 2"]
-    share: Float[ndarray, "b q"]
-    band: Float[ndarray, "2 b"]
-    """Range of the share of a perfectly calibrated model in 95% of samples of the size of the bin."""
+    edges: Float[ndarray, " e"]
+    """Smallest and largest cost of each bin, one after the other."""
 
     @classmethod
-    def of(cls, cost: Float[ndarray, " m"], inside: Bool[ndarray, "m q"], level: float) -> "BinnedCoverage":
+    def of(cls, cost: Float[ndarray, " m"]) -> "Bins":
         cost = positive(cost)
         rows = bins(cost)
-        bands = [binomial_band(len(r), np.array([level])) for r in rows]
-        return cls(
-            np.array([np.exp(np.log(cost[r]).mean()) for r in rows]),
-            np.array([[cost[r].min(), cost[r].max()] for r in rows]),
-            np.array([inside[r].mean(0) for r in rows]),
-            np.concatenate(bands, 1),
-        )
+        centre = np.exp([np.log(cost[r]).mean() for r in rows])
+        return cls(rows, centre, np.ravel([[cost[r].min(), cost[r].max()] for r in rows]))
+
+    def coverage(self, inside: Bool[ndarray, "m q"], level: float) -> tuple[ndarray, ndarray, ndarray]:
+        """The share inside (b, q), and over the edges the ends of the range of a perfect model in 95% of samples."""
+        low, high = np.transpose([binomial_band(len(r), level) for r in self.rows]).repeat(2, 1)
+        return np.array([inside[r].mean(0) for r in self.rows]), low, high
 
 
 def binned_mean(

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from lastlayer.explain import Dependence
-from lastlayer.plots.drawing import BinnedCoverage, binomial_band, padded, some
+from lastlayer.plots.drawing import Bins, binomial_band, padded, some
 from lastlayer.predictions.metrics import LEVELS
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Extrapolation
@@ -136,12 +136,13 @@ def extrapolation(evaluation: Evaluation) -> list[go.Figure]:
     xtitle, rows = "affine cost (farther out to the right)", evaluation.some(POINTS)
     errors, shares = _panel(380, xtitle, "|error| / std"), _panel(380, xtitle, "share inside 90% intervals")
     cost, error = np.maximum(evaluation.where.affine_cost, 1e-12), np.abs(evaluation.error[rows])
-    binned = BinnedCoverage.of(cost, evaluation.inside(), LEVEL)
-    shares.add_trace(band(binned.edges.ravel(), *binned.band.repeat(2, 1), fillcolor="rgba(128,128,128,0.25)"))
+    bins = Bins.of(cost)
+    share, *ends = bins.coverage(evaluation.inside(), LEVEL)
+    shares.add_trace(band(bins.edges, *ends, fillcolor="rgba(128,128,128,0.25)"))
     for i, name in enumerate(evaluation.names):
         color = COLORS[i % len(COLORS)]
         errors.add_trace(points(cost[rows], error[:, i], color, name, text=evaluation.labels(rows)))
-        shares.add_trace(line(binned.centre, binned.share[:, i], color, name, mode="lines+markers"))
+        shares.add_trace(line(bins.centre, share[:, i], color, name, mode="lines+markers"))
     shares.add_hline(LEVEL, line={"color": GREY, "width": 1, "dash": "dash"})
     for figure in (errors, shares):
         figure.update_layout(showlegend=True).update_xaxes(type="log")

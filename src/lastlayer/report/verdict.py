@@ -1,7 +1,8 @@
 """Verdict on the intervals in plain English: on all rows, by fifth of the prediction, by group, outside the data."""
 
+from typing import TypeAlias
+
 import numpy as np
-from jaxtyping import Int
 from numpy import ndarray
 
 from lastlayer.plots.drawing import binomial_band
@@ -10,12 +11,14 @@ from lastlayer.tables.cells import as_texts
 from lastlayer.tables.numbers import percent, written
 
 FIFTHS, MOST_GROUPS = 5, 20
+Part: TypeAlias = tuple[str, ndarray]
+"""Rows, and what they are called."""
 NARROW, WIDE, RIGHT = "too narrow", "wider than needed", "as expected"
 
 
 def judged(share: float, m: int) -> str:
     """Judge 90% intervals by the share of m true values inside, assuming independent errors."""
-    low, high = _allowed(m)
+    low, high = binomial_band(m, LEVEL)
     return NARROW if share < low else WIDE if share > high else RIGHT
 
 
@@ -39,35 +42,31 @@ def verdict(evaluation: Evaluation) -> tuple[str, bool]:
 
 def by_fifth(evaluation: Evaluation) -> list[list[str]]:
     """Coverage in fifths of the rows, from small to large predictions; a header and one line each."""
-    lines, inside = [], evaluation.inside()
-    for j, name in enumerate(evaluation.names):
-        mean = evaluation.p.point[:, j]
-        for i, rows in enumerate(np.array_split(np.argsort(mean, kind="stable"), min(FIFTHS, len(mean)))):
-            ends = f"{written(mean[rows].min(), 3)} to {written(mean[rows].max(), 3)}"
-            lines.append([name if i == 0 else "", ends, *_cells(evaluation, inside, rows, j)])
-    return [["target", "prediction", "rows", "in 90% intervals", "expected range", "intervals are", "RMSE"], *lines]
+
+    def fifths(mean: ndarray) -> list[Part]:
+        parts = np.array_split(np.argsort(mean, kind="stable"), min(FIFTHS, len(mean)))
+        return [(f"{written(mean[rows].min(), 3)} to {written(mean[rows].max(), 3)}", rows) for rows in parts]
+
+    return _coverage(evaluation, "prediction", [fifths(mean) for mean in evaluation.p.point.T])
 
 
 def by_group(evaluation: Evaluation, column: str) -> list[list[str]]:
     """Coverage for each text of a column, the most frequent one first; a header and one line each."""
-    texts, inside = as_texts(evaluation.table.cells(column, "--group")).astype(str), evaluation.inside()
+    texts = as_texts(evaluation.table.cells(column, "--group")).astype(str)
     groups, counts = np.unique(texts, return_counts=True)
-    lines = []
-    for j, name in enumerate(evaluation.names):
-        for i, k in enumerate(np.argsort(-counts, kind="stable")[:MOST_GROUPS]):
-            rows = np.flatnonzero(texts == groups[k])
-            lines.append([name if i == 0 else "", groups[k] or "(missing)", *_cells(evaluation, inside, rows, j)])
-    return [["target", column, "rows", "in 90% intervals", "expected range", "intervals are", "RMSE"], *lines]
+    largest = groups[np.argsort(-counts, kind="stable")[:MOST_GROUPS]]
+    parts = [(group or "(missing)", np.flatnonzero(texts == group)) for group in largest]
+    return _coverage(evaluation, column, [parts] * len(evaluation.names))
 
 
-def _cells(evaluation: Evaluation, inside: ndarray, rows: Int[ndarray, " r"], j: int) -> list[str]:
-    share, (low, high) = float(inside[rows, j].mean()), _allowed(len(rows))
-    rmse = np.sqrt(np.square(evaluation.y[rows, j] - evaluation.p.point[rows, j]).mean())
-    allowed = f"{percent(low)} to {percent(high)}"
-    return [f"{len(rows):,}", percent(share), allowed, judged(share, len(rows)), written(rmse, 3)]
-
-
-def _allowed(m: int) -> tuple[float, float]:
-    """Range of the share inside for a perfectly calibrated model, in 95% of samples of m rows."""
-    low, high = binomial_band(m, np.array([LEVEL]))
-    return float(low[0]), float(high[0])
+def _coverage(evaluation: Evaluation, what: str, parts: list[list[Part]]) -> list[list[str]]:
+    """A line for each part of the rows of each target, which is named in the first of its lines."""
+    lines, inside = [], evaluation.inside()
+    for j, (target, of_target) in enumerate(zip(evaluation.names, parts, strict=True)):
+        for i, (label, rows) in enumerate(of_target):
+            m, share = len(rows), float(inside[rows, j].mean())
+            low, high = binomial_band(m, LEVEL)
+            rmse = np.sqrt(np.square(evaluation.y[rows, j] - evaluation.p.point[rows, j]).mean())
+            numbers = [f"{m:,}", percent(share), f"{percent(low)} to {percent(high)}"]
+            lines.append([target if i == 0 else "", label, *numbers, judged(share, m), written(rmse, 3)])
+    return [["target", what, "rows", "in 90% intervals", "expected range", "intervals are", "RMSE"], *lines]

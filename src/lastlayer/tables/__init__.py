@@ -2,9 +2,9 @@
 
 from lastlayer.tables.comparison import Comparison, compare, keep_back
 from lastlayer.tables.facts import explain, facts
-from lastlayer.tables.files import Table, TableFile, chunks, read
+from lastlayer.tables.files import Table, TableFile, read
 from lastlayer.tables.forecast import forecast
-from lastlayer.tables.importance import Ranking, dependence, held_out_importance, importance, measured
+from lastlayer.tables.importance import Ranking, dependence, held_out_importance, importance
 from lastlayer.tables.regressor import TableRegressor, load_table
 from lastlayer.tables.schema import Schema
 from lastlayer.tables.scores import Scores, score
@@ -17,7 +17,6 @@ __all__ = [
     "Table",
     "TableFile",
     "TableRegressor",
-    "chunks",
     "compare",
     "dependence",
     "explain",
@@ -27,7 +26,6 @@ __all__ = [
     "importance",
     "keep_back",
     "load_table",
-    "measured",
     "read",
     "score",
 ]

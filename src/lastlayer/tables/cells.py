@@ -34,10 +34,6 @@ def is_missing(cell: Any) -> bool:
     return cell is None or cell != cell or (isinstance(cell, str) and cell.strip().lower() in MISSING)
 
 
-def looks_like_date(text: str) -> bool:
-    return any(pattern.fullmatch(text) for pattern in (YEAR_FIRST, YEAR_LAST, TIME_ALONE))
-
-
 def as_text(cell: Any) -> str:
     if isinstance(cell, str):
         return cell.strip()
@@ -118,33 +114,31 @@ class NumberFormat:
         return " ".join(words)
 
 
-@dataclass(frozen=True)
-class DateFormat:
-    """The format of the dates of a column: "ymd", "dmy", "mdy", or "time" for times of day without a date."""
+def dates(cells: ndarray, order: str) -> tuple[ndarray, ndarray]:
+    """Return the cells as dates (NaT if missing), and a mask of cells that are neither dates nor missing.
 
-    order: str = "ymd"
+    Orders are "ymd", "dmy", "mdy", and "time" for times of day without a date.
+    """
+    if cells.dtype.kind == "M":
+        return cells.astype("datetime64[us]"), np.zeros(len(cells), dtype=bool)
+    date = lambda cell: np.datetime64(_iso(cell, order) if isinstance(cell, str) else cell, "us")
+    return _parsed(cells, date, np.full(len(cells), "NaT", dtype="datetime64[us]"))
 
-    def dates(self, cells: ndarray) -> tuple[ndarray, ndarray]:
-        """Return the cells as dates (NaT if missing), and a mask of cells that are neither dates nor missing."""
-        if cells.dtype.kind == "M":
-            return cells.astype("datetime64[us]"), np.zeros(len(cells), dtype=bool)
-        date = lambda cell: np.datetime64(self.iso(cell) if isinstance(cell, str) else cell, "us")
-        return _parsed(cells, date, np.full(len(cells), "NaT", dtype="datetime64[us]"))
 
-    def iso(self, cell: str) -> str:
-        """Convert a cell to ISO 8601 without a time zone; raise ValueError if it is not a date."""
-        text = cell.strip()
-        if self.order == "time" and (found := TIME_ALONE.fullmatch(text)):
-            return f"1970-01-01{_clock(*found.groups())}"
-        if found := YEAR_FIRST.fullmatch(text):
-            year, month, day, *time = found.groups()
-        elif self.order in ("dmy", "mdy") and (found := YEAR_LAST.fullmatch(text)):
-            day, month, year, *time = found.groups()
-            day, month = (day, month) if self.order == "dmy" else (month, day)
-            year = year if len(year) == 4 else f"{'20' if int(year) < 69 else '19'}{year}"
-        else:
-            raise ValueError(cell)
-        return f"{year}-{int(month):02}-{int(day):02}{_clock(*time)}"
+def _iso(cell: str, order: str) -> str:
+    """Convert a cell to ISO 8601 without a time zone; raise ValueError if it is not a date."""
+    text = cell.strip()
+    if order == "time" and (found := TIME_ALONE.fullmatch(text)):
+        return f"1970-01-01{_clock(*found.groups())}"
+    if found := YEAR_FIRST.fullmatch(text):
+        year, month, day, *time = found.groups()
+    elif order in ("dmy", "mdy") and (found := YEAR_LAST.fullmatch(text)):
+        day, month, year, *time = found.groups()
+        day, month = (day, month) if order == "dmy" else (month, day)
+        year = year if len(year) == 4 else f"{'20' if int(year) < 69 else '19'}{year}"
+    else:
+        raise ValueError(cell)
+    return f"{year}-{int(month):02}-{int(day):02}{_clock(*time)}"
 
 
 def _parsed(cells: ndarray, parse: Callable[[Any], Any], values: ndarray) -> tuple[ndarray, ndarray]:
@@ -166,18 +160,18 @@ def _clock(hour: str | None, minute: str | None, second: str | None, part: str |
     return f"T{h:02}:{minute}:{second or '00'}.{part or '0'}"
 
 
-def days(dates: ndarray) -> ndarray:
+def days(times: ndarray) -> ndarray:
     """Days since 1970-01-01, including the fraction of the day."""
-    return np.asarray((dates - FIRST_DAY) / DAY, dtype=float)
+    return np.asarray((times - FIRST_DAY) / DAY, dtype=float)
 
 
 def place_in_period(since: ndarray, part: str) -> ndarray:
     """Position in a period, from 0 to 1: time of the day, day of the week, or time of the year."""
     if part == "season":
-        dates = FIRST_DAY + (since * 86_400e6).astype("timedelta64[us]")
-        start = dates.astype("datetime64[Y]")
+        times = FIRST_DAY + (since * 86_400e6).astype("timedelta64[us]")
+        start = times.astype("datetime64[Y]")
         length = (start + 1).astype("datetime64[D]") - start.astype("datetime64[D]")
-        return np.asarray((dates - start.astype("datetime64[us]")) / length, dtype=float)
+        return np.asarray((times - start.astype("datetime64[us]")) / length, dtype=float)
     return since % 1 if part == "hour" else np.floor(since) % 7 / 7
 
 

@@ -14,7 +14,7 @@ from numpy import ndarray
 from lastlayer._internal import checked
 from lastlayer.data.scaling import LARGEST_TARGET
 from lastlayer.errors import InputError, check_choice
-from lastlayer.tables.cells import PERIODS, DateFormat, NumberFormat, as_texts, calendar, days
+from lastlayer.tables.cells import PERIODS, NumberFormat, as_texts, calendar, dates, days
 from lastlayer.tables.files import Table
 from lastlayer.tables.numbers import plain
 
@@ -68,10 +68,7 @@ def finite_numbers(
             f"column {name!r} must be a number, but row {table.row(i)} has {shortened(cells[i])}{others}: "
             f"{_misfit(cells[i], format) or reason}"
         )
-    if fill is None:
-        _refuse_missing(name, table, np.isnan(values), advice)
-    else:
-        values = np.where(np.isnan(values), fill, values)
+    values = _complete(name, table, values, np.isnan(values), fill, advice)
     if (large := np.abs(values) > LARGEST_TARGET).any():
         raise InputError(
             f"column {name!r} is infinite, or larger than {LARGEST_TARGET:g}, in {large.sum()} rows "
@@ -109,32 +106,30 @@ def _misfit(cell: Any, learned: NumberFormat) -> str:
 def whole_texts(name: str, table: Table, *, fill: str | None) -> ndarray:
     """Read a column of texts; missing values are replaced by `fill`, or rejected if it is None."""
     texts = as_texts(table.cells(name, "the model needs"))
-    if fill is None:
-        _refuse_missing(name, table, texts == "", ADVICE)
-    return np.where(texts == "", fill or "", texts)
+    return _complete(name, table, texts, texts == "", fill)
 
 
-def whole_dates(name: str, table: Table, format: DateFormat, *, fill: str | None) -> Float[ndarray, " m"]:
+def whole_dates(name: str, table: Table, order: str, *, fill: str | None) -> Float[ndarray, " m"]:
     """Read a column of dates as days since 1970; missing values are replaced by `fill`, or rejected if it is None."""
     cells = table.cells(name, "the model needs")
-    dates, wrong = format.dates(cells)
+    times, wrong = dates(cells, order)
     if wrong.any():
         i = int(wrong.argmax())
         raise InputError(
             f"column {name!r} must be a date or time, but row {table.row(i)} has {shortened(cells[i])}: write it as in "
             "the training table, or as 2024-12-31 or 2024-12-31 23:59"
         )
-    if fill is None:
-        _refuse_missing(name, table, np.isnat(dates), ADVICE)
-    else:
-        dates = np.where(np.isnat(dates), np.datetime64(fill, "us"), dates)
-    return days(dates)
+    return days(_complete(name, table, times, np.isnat(times), None if fill is None else np.datetime64(fill, "us")))
 
 
-def _refuse_missing(name: str, table: Table, missing: Bool[ndarray, " m"], advice: str) -> None:
-    if missing.any():
+def _complete(
+    name: str, table: Table, values: ndarray, missing: Bool[ndarray, " m"], fill: Any, advice: str = ADVICE
+) -> ndarray:
+    """The values with missing ones replaced by `fill`, or rejected with advice if it is None."""
+    if fill is None and missing.any():
         row = table.row(missing.argmax())
         raise InputError(f"column {name!r} has {missing.sum()} missing values (first: row {row}): {advice}")
+    return values if fill is None else np.where(missing, fill, values)
 
 
 def shortened(cell: Any) -> str:
@@ -245,7 +240,6 @@ class DateColumn:
     kind: ClassVar[str] = "date"
     name: str
     order: str
-    """Format of the dates, see `DateFormat`."""
     parts: tuple[str, ...]
     low: str
     high: str
@@ -260,15 +254,15 @@ class DateColumn:
             np.datetime64(end, "s")
 
     @classmethod
-    def learn(cls, name: str, table: Table, impute: bool, format: DateFormat) -> "DateColumn":
-        since = whole_dates(name, table, format, fill="NaT" if impute else None)
+    def learn(cls, name: str, table: Table, impute: bool, order: str) -> "DateColumn":
+        since = whole_dates(name, table, order, fill="NaT" if impute else None)
         since = np.sort(since[~np.isnan(since)])
-        parts = ["hour"] if format.order == "time" else ["days"]
-        if format.order != "time":
+        parts = ["hour"] if order == "time" else ["days"]
+        if order != "time":
             varies = {part: np.ptp(calendar(since, [part]), axis=0).max() > 1e-9 for part in PERIODS}
             covered = since[-1] - since[0] + (since % 1 == 0).all()  # the last day counts as a whole
             parts += [part for part, days in PERIODS.items() if varies[part] and covered >= PERIODS_SEEN * days]
-        return cls(name, format.order, tuple(parts), *(_iso(since[i]) for i in (0, -1, len(since) // 2)))
+        return cls(name, order, tuple(parts), *(_iso(since[i]) for i in (0, -1, len(since) // 2)))
 
     @property
     def features(self) -> list[str]:
@@ -283,7 +277,7 @@ class DateColumn:
         return f"column {self.name!r} is read as {what}{written}; inputs: {inputs}"
 
     def read(self, table: Table, impute: bool) -> ndarray:
-        return whole_dates(self.name, table, DateFormat(self.order), fill=self.fill if impute else None)
+        return whole_dates(self.name, table, self.order, fill=self.fill if impute else None)
 
     def of_rows(self, values: ndarray) -> "DateColumn":
         return replace(self, low=_iso(values.min()), high=_iso(values.max()))

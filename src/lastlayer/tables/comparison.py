@@ -29,10 +29,9 @@ class MethodScores:
     """Share of the variance of the target that the predictions explain; 0 for the mean of these rows."""
     rmse: float
     coverage_90: float
-    """Share of true values inside their 90% intervals."""
     width_90: float
     lpd: float | None = None
-    """Mean log predictive density; larger is better. Only for lastlayer."""
+    """Only for lastlayer."""
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,6 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
 from lastlayer.estimators.regressor import BLLRegressor
 from lastlayer.tables.numbers import percent, written
 from lastlayer.tables.regressor import TableRegressor
@@ -85,11 +83,7 @@ def _calibration(model: BLLRegressor) -> dict[str, Any] | None:
     if (found := model.calibration_) is None:
         return None
     return {
-        "curves": [
-            {"family": str(family)}
-            | {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in asdict(own).items()}
-            for family, own in found.curves.items()
-        ],
+        "curves": [{"family": str(family), **asdict(own)} for family, own in found.curves.items()],
         "tails": asdict(found.tails),
         "words": str(found),
         "points": len(found.points.cost),

@@ -303,10 +303,6 @@ class TableFile:
             book.close()
 
 
-def chunks(path: Path, rows: int = CHUNK_ROWS) -> Iterator[Table]:
-    return TableFile(path).chunks(rows)
-
-
 def read(path: Path) -> Table:
     return TableFile(path).read()
 

@@ -17,12 +17,11 @@ class Forecast:
     """Predictions for some rows, with warnings about them."""
 
     cells: Cells
+    counts: Counter[str]
+    """Number of rows; of those "beyond", farther out than every training row; and of those "beyond_reach", farther out
+    than every held-out row that the intervals were calibrated on."""
     outside: Counter[str]
     """Number of rows outside the training range of each input column."""
-    beyond: int
-    """Number of rows farther out than every training row."""
-    beyond_reach: int
-    """Number of rows farther out than every held-out row that the intervals were calibrated on."""
     unknown: Counter[str]
     """Number of rows with a text that no training row had, by column=text."""
 
@@ -43,7 +42,8 @@ def forecast(model: TableRegressor, table: Table, *, level: float = 0.95) -> For
             f"the table already has a column {clash[0]!r}: rename it, since predict adds a column of this name"
         )
     far = 0 if p.beyond_reach is None else int(p.beyond_reach.sum())
-    return Forecast(cells, outside, int((where.quantile == 1).sum()), far, Counter(dict(texts)))
+    counts = Counter(rows=len(table), beyond=int((where.quantile == 1).sum()), beyond_reach=far)
+    return Forecast(cells, counts, outside, Counter(dict(texts)))
 
 
 def prediction_cells(p: Prediction, targets: Sequence[str], level: float) -> Cells:

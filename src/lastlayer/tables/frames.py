@@ -13,7 +13,6 @@ from lastlayer.errors import InputError
 from lastlayer.tables.files import Table, typed
 
 CELLS = (str, Real, Decimal, date, time, type(None), np.bool_)
-"""Allowed types of a cell."""
 
 
 def is_table(X: Any) -> bool:
@@ -67,17 +66,8 @@ def _of_pandas(column: Any) -> ndarray:
     if kind == "M":
         naive = column.dt.tz_localize(None) if getattr(column.dtype, "tz", None) is not None else column
         return np.asarray(naive.to_numpy(dtype="datetime64[us]"))
-    if kind in "mc":
-        return np.asarray(column)
     return typed([None if gone else cell for cell, gone in zip(column.astype(object), column.isna(), strict=True)])
 
 
 def _of_polars(column: Any) -> ndarray:
-    kind = column.dtype
-    if kind.is_numeric():
-        return np.asarray(column.cast(float).to_numpy())
-    if getattr(kind, "time_zone", None) is not None:
-        column = column.dt.replace_time_zone(None)
-    if str(kind).startswith("Duration"):
-        return np.asarray(column.to_numpy())
-    return typed(column.to_list())
+    return np.asarray(column.cast(float)) if column.dtype.is_numeric() else typed(column.to_list())

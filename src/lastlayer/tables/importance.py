@@ -13,7 +13,6 @@ from lastlayer.explain import Dependence, Importance, Input, partial_dependence,
 from lastlayer.plots.drawing import some
 from lastlayer.tables.cells import as_texts
 from lastlayer.tables.columns import NumberColumn, TextColumn
-from lastlayer.tables.comparison import Comparison, compare
 from lastlayer.tables.files import Table
 from lastlayer.tables.numbers import plain, written
 from lastlayer.tables.regressor import TableRegressor
@@ -157,12 +156,6 @@ def _most_effective(fitted: TableRegressor, X: Float[ndarray, "m d"], inputs: li
     point = fitted.fitted_.predictive(changed.reshape(-1, X.shape[1])).point.reshape(*changed.shape[:2], -1)
     effect = np.square((point[:-1] - point[-1]) / fitted.noise_std_).mean((1, 2))
     return [inputs[i] for i in np.sort(np.argsort(-effect, kind="stable")[:n])]
-
-
-def measured(model: TableRegressor, table: Table, kept: Table | None) -> tuple[Comparison | None, Ranking | None]:
-    """Compare a model with simple ones and rank its inputs, on rows kept out of the fit, or on its held-out rows."""
-    found = compare(model, table, kept)
-    return found, held_out_importance(model, table) if kept is None else importance(model, kept, kept_back=True)
 
 
 def dependence(fitted: TableRegressor, table: Table | None = None) -> list[Dependence]:

@@ -3,22 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from shlex import quote
 
 import numpy as np
 from numpy import ndarray
 
 from lastlayer.errors import InputError
-from lastlayer.tables.cells import (
-    MISSING,
-    TIME_ALONE,
-    YEAR_FIRST,
-    YEAR_LAST,
-    DateFormat,
-    NumberFormat,
-    as_texts,
-    is_missing,
-    looks_like_date,
-)
+from lastlayer.tables.cells import MISSING, TIME_ALONE, YEAR_FIRST, YEAR_LAST, NumberFormat, as_texts, dates, is_missing
 from lastlayer.tables.columns import shortened
 from lastlayer.tables.files import Table
 
@@ -72,17 +63,17 @@ def _units(cells: ndarray, format: NumberFormat) -> Iterator[tuple[int, str | No
                 yield i, None
 
 
-def date_format(name: str, cells: ndarray, *, order: str = "auto") -> DateFormat | None:
-    """Format of the dates of a column; None if it does not contain dates."""
+def order_of_dates(name: str, cells: ndarray, *, order: str = "auto") -> str | None:
+    """Order of the dates of a column; None if it does not contain dates."""
     if cells.dtype.kind == "M":
-        return DateFormat()
+        return "ymd"
     texts = [text for text in as_texts(cells) if text.lower() not in MISSING]
     if not texts:
         return None
     if all(TIME_ALONE.fullmatch(text) for text in texts):
-        found = DateFormat("time")
+        found = "time"
     elif all(YEAR_FIRST.fullmatch(text) for text in texts):
-        found = DateFormat("ymd")
+        found = "ymd"
     elif all(YEAR_LAST.fullmatch(text) or YEAR_FIRST.fullmatch(text) for text in texts):
         days = [match.groups()[:2] for text in texts if (match := YEAR_LAST.fullmatch(text))]
         day_first, month_first = (any(int(pair[i]) > 12 for pair in days) for i in (0, 1))
@@ -91,15 +82,15 @@ def date_format(name: str, cells: ndarray, *, order: str = "auto") -> DateFormat
                 f"column {name!r} has dates such as {texts[0]!r}, and none of them shows whether day or month comes "
                 "first: use --date-order dmy or mdy, or write them as 2024-12-31"
             )
-        found = DateFormat(("mdy" if month_first else "dmy") if order == "auto" else order)
+        found = ("mdy" if month_first else "dmy") if order == "auto" else order
     else:
         return None
-    wrong = found.dates(cells)[1]
+    wrong = dates(cells, found)[1]
     if wrong.any():
         i = int(wrong.argmax())
         raise InputError(
             f"column {name!r} contains dates, but {wrong.sum()} of {len(cells)} cells are not valid dates, such as "
-            f"{shortened(cells[i])}: fix these cells, or exclude the column with --drop {quoted(name)}"
+            f"{shortened(cells[i])}: fix these cells, or exclude the column with --drop {quote(name)}"
         )
     return found
 
@@ -108,7 +99,7 @@ def refuse_mixed(name: str, table: Table) -> None:
     """Reject, with advice, a column that mixes numbers with other cells or has several units."""
     cells = table.columns[name]
     if not any(as_texts(cells)):
-        raise InputError(f"column {name!r} is empty: exclude it with --drop {quoted(name)}")
+        raise InputError(f"column {name!r} is empty: exclude it with --drop {quote(name)}")
     read = [list(_units(cells, NumberFormat(decimal, thousands=True))) for decimal in ".,"]
     found = min(read, key=lambda each: sum(unit is None for _, unit in each))
     units = Counter(unit for _, unit in found if unit is not None)
@@ -120,7 +111,7 @@ def refuse_mixed(name: str, table: Table) -> None:
         raise InputError(
             f"column {name!r} contains numbers except in {len(wrong)} of {len(cells)} cells (first: row "
             f"{table.row(wrong[0])}, {shortened(cells[wrong[0]])}): fix these cells, or use "
-            f"--text {quoted(name)} if the numbers are codes"
+            f"--text {quote(name)} if the numbers are codes"
         )
 
 
@@ -137,11 +128,7 @@ def row_labels(table: Table, names: Iterable[str], formats: Mapping[str, NumberF
         elif table.columns[name].dtype.kind == "O":
             texts = as_texts(table.columns[name]).tolist()
             differ = len(texts) >= FEWEST_LABELS and all(texts) and len(set(texts)) == len(texts)
-            if differ and not all(map(looks_like_date, texts)):
+            kinds = (YEAR_FIRST, YEAR_LAST, TIME_ALONE)
+            if differ and not all(any(kind.fullmatch(text) for kind in kinds) for text in texts):
                 found[name] = "every row has a different text"
     return found
-
-
-def quoted(name: str) -> str:
-    """A column name as an argument of a command, quoted if needed."""
-    return name if re.fullmatch(r"[\w.-]+", name) else f"'{name}'"

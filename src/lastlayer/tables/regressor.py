@@ -293,7 +293,6 @@ def load(path: str | os.PathLike[str], *, backbone: nn.Module | None = None) -> 
 
 def load_table(path: str | os.PathLike[str], *, unknown: str = "error") -> TableRegressor:
     """Load a model of a table, with a rule for unknown texts; raise ModelFileError if it has no columns."""
-    check_choice("unknown", unknown, UNKNOWN)
     model = load(path)
     if not isinstance(model, TableRegressor):
         raise ModelFileError(

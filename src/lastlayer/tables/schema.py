@@ -26,7 +26,7 @@ from lastlayer.tables.columns import (
     shortened,
 )
 from lastlayer.tables.files import DECIMALS, Table
-from lastlayer.tables.inference import date_format, number_formats, refuse_mixed, row_labels
+from lastlayer.tables.inference import number_formats, order_of_dates, refuse_mixed, row_labels
 
 IMPUTE = ("median",)
 UNKNOWN = ("error", "warn")
@@ -51,8 +51,7 @@ class Schema:
     columns: tuple[Column, ...]
     targets: tuple[str, ...]
     impute: bool
-    target_formats: tuple[NumberFormat, ...] = ()
-    """Format of each target; plain numbers if empty."""
+    target_formats: tuple[NumberFormat, ...] = (PLAIN,)
     dropped: dict[str, str] = field(default_factory=dict)
     """Columns that were excluded automatically, and why."""
 
@@ -87,8 +86,8 @@ class Schema:
             with problems.collected():
                 if name in formats:
                     columns.append(NumberColumn.learn(name, table, impute, formats[name]))
-                elif name not in text and (dates := date_format(name, table.columns[name], order=date_order)):
-                    columns.append(DateColumn.learn(name, table, impute, dates))
+                elif name not in text and (order := order_of_dates(name, table.columns[name], order=date_order)):
+                    columns.append(DateColumn.learn(name, table, impute, order))
                 else:
                     if name not in text:
                         refuse_mixed(name, table)
@@ -111,17 +110,13 @@ class Schema:
         lines = [f"column {name!r} is excluded: {why}; use --keep if it matters" for name, why in self.dropped.items()]
         lines += ["numbers have a decimal comma"] if self.decimal == "," else []
         lines += [column.note for column in self.columns if column.note]
-        formats = zip(self.targets, self._formats, strict=True)
+        formats = zip(self.targets, self.target_formats, strict=True)
         return lines + [f"target {name!r} is read as numbers {format}" for name, format in formats if str(format)]
 
     @property
     def decimal(self) -> str:
         formats = [column.format for column in self.columns if isinstance(column, NumberColumn)]
-        return "," if "," in {format.decimal for format in (*formats, *self._formats)} else "."
-
-    @property
-    def _formats(self) -> tuple[NumberFormat, ...]:
-        return self.target_formats or (PLAIN,) * len(self.targets)
+        return "," if "," in {format.decimal for format in (*formats, *self.target_formats)} else "."
 
     @property
     def features(self) -> list[str]:
@@ -158,7 +153,7 @@ class Schema:
             )
         advice = "remove these rows: a target cannot be imputed"
         fill, problems, read = math.nan if partly and len(names) > 1 else None, Problems(), list[ndarray]()
-        for name, format in zip(names, self._formats, strict=True):
+        for name, format in zip(names, self.target_formats, strict=True):
             with problems.collected():
                 values = finite_numbers(name, table, format=format, fill=fill, what="target", advice=advice)
                 read.append(values)

@@ -22,13 +22,11 @@ class TargetScores:
     r2: float
     """Share of the variance of the target that the mean explains."""
     lpd: float
-    """Mean log predictive density; larger is better."""
     crps: float
     coverage_50: float
     coverage_95: float
     """Share of true values inside their intervals, like `coverage_50`."""
     width_95: float
-    """Mean width of the 95% intervals."""
 
 
 @dataclass(frozen=True)

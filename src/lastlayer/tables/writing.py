@@ -4,41 +4,35 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 from numpy import ndarray
 
 from lastlayer._internal.files import replacing
 from lastlayer.errors import InputError, check_writable
-from lastlayer.tables.files import NUMBER, Cells, arrow_modules
+from lastlayer.tables.files import CSV, NUMBER, Cells, arrow_modules
 
 FORMULA = tuple("=+-@\t\r\n＝＋－＠")
 """Characters that a spreadsheet may take for the beginning of a formula."""
-Write: TypeAlias = Callable[[Cells], None]
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """Format of a CSV file; numbers that are already texts are not changed."""
+def write_table(path: Path, parts: Iterable[Cells], *, separator: str = ",", decimal: str = ".") -> None:
+    """Write rows part by part; `path` is replaced once all of them are written, and not before.
 
-    separator: str = ","
-    decimal: str = "."
-
-
-@contextmanager
-def writing(path: Path, dialect: Dialect | None = None) -> Iterator[Write]:
-    """Yield a function that writes rows; `path` is replaced once all rows are written, and not before."""
-    dialect = dialect or Dialect()
-    dialect = replace(dialect, separator="\t") if path.suffix.lower() == ".tsv" else dialect
+    The signs are those of a CSV file; numbers that are already texts are not changed.
+    """
     check_writable(path)
-    if path.suffix.lower() not in WRITERS:
-        raise InputError(f"{path} ends in {path.suffix!r}: rows can be written as {', '.join(WRITERS)}")
-    with replacing(path) as file, WRITERS[path.suffix.lower()](file, dialect) as write:
-        yield write
+    suffix = path.suffix.lower()
+    if suffix not in (*CSV, *OTHERS):
+        raise InputError(f"{path} ends in {path.suffix!r}: rows can be written as {', '.join((*CSV, *OTHERS))}")
+    with replacing(path) as file:
+        if suffix in CSV:
+            _to_csv(file, parts, "\t" if suffix == ".tsv" else separator, decimal)
+        else:
+            OTHERS[suffix](file, parts)
 
 
 def guarded(cell: str) -> str:
@@ -49,43 +43,32 @@ def guarded(cell: str) -> str:
     return f"'{cell}" if cell.startswith(FORMULA) and not number else cell
 
 
-@contextmanager
-def _to_csv(file: BinaryIO, dialect: Dialect) -> Iterator[Write]:
+def _to_csv(file: BinaryIO, parts: Iterable[Cells], separator: str, decimal: str) -> None:
     text = io.TextIOWrapper(file, "utf-8", newline="")
-    rows, named = csv.writer(text, lineterminator="\n", delimiter=dialect.separator), False
-
-    def write(cells: Cells) -> None:
-        nonlocal named
-        if not named:
+    rows = csv.writer(text, lineterminator="\n", delimiter=separator)
+    for i, cells in enumerate(parts):
+        if i == 0:
             rows.writerow(map(guarded, cells))
-            named = True
-        columns = (_written(column, dialect) for column in cells.values())
-        rows.writerows(zip(*columns, strict=True))
-
-    yield write
+        rows.writerows(zip(*(_written(column, decimal) for column in cells.values()), strict=True))
     text.detach()  # flush, and leave the file open for the caller
 
 
-def _written(column: ndarray, dialect: Dialect) -> list[Any]:
+def _written(column: ndarray, decimal: str) -> list[Any]:
     cells = column.tolist()
     if column.dtype.kind == "f":
-        return cells if dialect.decimal == "." else [repr(cell).replace(".", dialect.decimal) for cell in cells]
+        return cells if decimal == "." else [repr(cell).replace(".", decimal) for cell in cells]
     return [guarded(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
-@contextmanager
-def _to_json_lines(file: BinaryIO, _: Dialect) -> Iterator[Write]:
-    def write(cells: Cells) -> None:
+def _to_json_lines(file: BinaryIO, parts: Iterable[Cells]) -> None:
+    for cells in parts:
         for row in zip(*(column.tolist() for column in cells.values()), strict=True):
             plain = [None if isinstance(cell, float) and not math.isfinite(cell) else cell for cell in row]
             line = json.dumps(dict(zip(cells, plain, strict=True)), ensure_ascii=False, default=str)  # dates
             file.write(line.encode() + b"\n")
 
-    yield write
 
-
-@contextmanager
-def _to_parquet(file: BinaryIO, _: Dialect) -> Iterator[Write]:
+def _to_parquet(file: BinaryIO, parts: Iterable[Cells]) -> None:
     pa, parquet = arrow_modules()
     writer: Any = None
 
@@ -93,26 +76,15 @@ def _to_parquet(file: BinaryIO, _: Dialect) -> Iterator[Write]:
         cells = column.tolist()
         return pa.array([str(cell) for cell in cells] if len({type(c) for c in cells if c is not None}) > 1 else cells)
 
-    def write(cells: Cells) -> None:
-        nonlocal writer
-        try:
-            batch = pa.table({name: array(column) for name, column in cells.items()})
-            writer = parquet.ParquetWriter(file, batch.schema) if writer is None else writer
-            writer.write_table(batch.cast(writer.schema))
-        except pa.ArrowException as error:
-            raise InputError(f"these rows do not fit into one Parquet table ({error}): write CSV instead") from error
-
-    try:
-        yield write
-    finally:
-        if writer is not None:
-            writer.close()
+    with ExitStack() as closed:
+        for cells in parts:
+            try:
+                batch = pa.table({name: array(column) for name, column in cells.items()})
+                writer = writer or closed.enter_context(parquet.ParquetWriter(file, batch.schema))
+                writer.write_table(batch.cast(writer.schema))
+            except pa.ArrowException as error:
+                words = f"these rows do not fit into one Parquet table ({error}): write CSV instead"
+                raise InputError(words) from error
 
 
-WRITERS = {
-    ".csv": _to_csv,
-    ".tsv": _to_csv,
-    ".jsonl": _to_json_lines,
-    ".ndjson": _to_json_lines,
-    ".parquet": _to_parquet,
-}
+OTHERS = {".jsonl": _to_json_lines, ".ndjson": _to_json_lines, ".parquet": _to_parquet}

@@ -19,7 +19,7 @@ from numpy import ndarray
 # the code of the library:
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.formula.predictive import State, extrapolation, merged, mixture_quantile, outside_fraction, predict
-from lastlayer.tables.cells import DateFormat, NumberFormat, as_texts, calendar, days
+from lastlayer.tables.cells import NumberFormat, as_texts, calendar, dates, days
 
 # the reader:
 FORMAT = 11
@@ -89,9 +89,9 @@ class Bundle:
             self._check(column, cells, ~np.isin(texts.astype(str), known), f"the known values are {known}")
             return np.eye(len(known))[[known.index(text) for text in texts]].reshape(len(texts), -1)
         if column["kind"] == "date":
-            dates, wrong = DateFormat(column["order"]).dates(cells)
+            times, wrong = dates(cells, column["order"])
             self._check(column, cells, wrong, "it must be a date or time")
-            return calendar(days(self._filled(dates, np.isnat(dates), column)), column["parts"])
+            return calendar(days(self._filled(times, np.isnat(times), column)), column["parts"])
         values, wrong = NumberFormat(**column["format"]).numbers(cells)
         self._check(column, cells, wrong, "it must be a number, written as in the training table")
         return self._filled(values, np.isnan(values), column)[:, None]
