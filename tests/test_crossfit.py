@@ -42,6 +42,7 @@ from lastlayer.settings.types import (
     Settings,
     Shape,
 )
+from lastlayer.training import stack
 
 pytestmark = pytest.mark.usefixtures("small_process")
 
@@ -119,10 +120,13 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("m", [M, MANY])
-@pytest.mark.parametrize("options", [{}, {"batch_size": 16}, {"early": True}], ids=str)
-def test_a_network_never_sees_the_rows_it_leaves_out(options, m):
+@pytest.mark.parametrize("options", [{}, {"batch_size": 16, "epochs": 5}, {"early": True}], ids=str)
+def test_a_network_never_sees_the_rows_it_leaves_out(options, m, monkeypatch):
     """Poison in the held-out rows reaches every network but the one that left them out: networks that are trained
-    together, on mini-batches too, and one after the other, each on some of its rows."""
+    together, on mini-batches too, and one after the other, each on some of its rows. What a stack has in common are the
+    number of its steps, which is given here, and the type of its moments."""
+    monkeypatch.setattr(stack, "LEAST_NOISE", 0.0)
+    monkeypatch.setattr(stack, "LEAST_RIDGE", 0.0)
     data, splits = table(m), random(4, m)
     plain, poisoned = (fitted(d, splits, **options) for d in (data, poison(data, splits[1].held)))
     for i, (a, b) in enumerate(zip(plain.folds, poisoned.folds, strict=True)):
@@ -135,7 +139,9 @@ def test_a_network_never_sees_the_rows_it_leaves_out(options, m):
     # the member's last layer knows those rows only where they are many
     Phi = features(ours.network, data.X)
     a, b = (member.posterior.mean(Phi) for member in (ours, theirs))
-    assert torch.equal(a, b) if m == M else not torch.allclose(a, b)
+    learned = not len(ours.unseen.keys)
+    assert torch.equal(a, b) if not learned else not torch.allclose(a, b)
+    assert learned or m == M
 
 
 def poison(data: Points, rows: np.ndarray) -> Points:
@@ -171,10 +177,11 @@ def test_the_process_is_one_member_of_every_row(data):
 
 
 def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):
-    for fit in fitted(data, [*random(), *blocks(data, 3)]).folds:
-        (alone,) = networks(data, [fit.task])
+    folds = fitted(data, [*random(), *blocks(data, 3)]).folds
+    for fit in folds:
+        _, alone = networks(data, [folds[0].task, fit.task])  # two are a stack as well
         for a, b in zip(weights(fit.network), weights(alone), strict=True):
-            torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)  # in a stack, in float32
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)  # in float32, whose rounding grows over the steps
 
 
 @pytest.mark.parametrize("family", [NETWORKS[1], ENCODED[1], FOURIER], ids=str)
@@ -352,7 +359,8 @@ def test_without_random_splits_members_are_trained_on_every_row(data):
         (expected,) = by_evidence([moments(member.network, data, np.arange(M))], noise_prior=WEAK_NOISE_PRIOR)
         assert member.posterior.log_alpha == pytest.approx(expected.log_alpha)
         close(member.posterior.weights, expected.weights)
-        (again,) = networks(data, [Task(Split(np.arange(M), np.empty(0, int), "all", M), NETWORKS[1], 7 + 1000 * i)])
+        task = Task(Split(np.arange(M), np.empty(0, int), "all", M), NETWORKS[1], 7 + 1000 * i)
+        again, _ = networks(data, [task, task])
         for a, b in zip(weights(member.network), weights(again), strict=True):
             torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)  # in a stack, in float32
     assert not equal(members[0].network, members[1].network)

@@ -13,17 +13,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lastlayer import BLLRegressor, formula
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.rows import Points, Rows
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.architecture import Architecture, encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
 from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, grouped, numbers_of, parts_of
 from lastlayer.settings.resolve import resolve
 from lastlayer.settings.types import ADDITIVE, NETWORK, Family, Linear, Network, Shape
-from lastlayer.training import FullBatch, Profiled, StackedNetworks
-from lastlayer.training.stack import StackPass
 
 pytestmark = pytest.mark.usefixtures("small_process")
 
@@ -173,46 +168,6 @@ def test_an_architecture_builds_the_network_of_its_family():
     start = MLP(len(encoding.column), (6, 5), generator=torch.Generator().manual_seed(3))
     for family, inner in ((replace(NETWORK, encoding="piecewise"), start), (ADDITIVE, nn.Identity())):
         close(build(family)(X), encoded(encoding, inner, D)(X))
-
-
-def folds(generator) -> Points:
-    """Rows with weights of each network, some of them zero."""
-    X, noise = table(seed=9), torch.randn(M, 2, generator=generator, dtype=torch.float64)
-    weight = torch.rand(S, M, generator=generator, dtype=torch.float64)
-    weight[0, :7], weight[1, 30:] = 0, 0
-    return Points(X, Readings(torch.cat([X[:, :1].sin(), X[:, :1] * X[:, 1:2]], 1) + 0.1 * noise), weight)
-
-
-@pytest.mark.parametrize("activation", ["tanh", "relu"])
-@pytest.mark.parametrize("shared", [True, False])
-def test_a_pass_has_the_statistics_of_the_plain_forward(shared, activation, generator):
-    """Of rows that all networks share, and of each network its own."""
-    network, alone = stack(activation=activation)
-    data, passes = folds(generator), StackPass(network, M, 2)
-    X, T = (x if shared else torch.stack([x, 2 * x, x + 0.3]) for x in (data.X, data.T))
-    with torch.no_grad():
-        passes.load(X, T, data.weight)
-        for _ in range(2):  # the second time with features that were centred
-            got = passes.statistics()
-            for i, (x, t) in enumerate(zip(X.expand(S, M, D), T.expand(S, M, 2), strict=True)):
-                expected = Statistics.from_linear_features(alone[i](x), t, sample_weight=data.weight[i])
-                close(got.count[i], expected.count)
-                close(got.mean[i], expected.mean)
-                close(got.scatter[i], expected.scatter)
-            passes.follow(got)
-
-
-def test_the_gradient_of_an_encoded_stack_is_that_of_autograd(generator):
-    data, precision = folds(generator), torch.tensor([0.0, 0.3, 30.0], dtype=torch.float64)
-    slow, fast = (
-        make(stack()[0], Profiled(bias_prior="flat", shape=(S,)), rows, prior_precision=precision)
-        for make, rows in ((FullBatch, Rows(data)), (StackedNetworks, data))
-    )
-    for _ in range(2):
-        close(fast.gradient(None, 1.0), slow.gradient(None, 1.0))
-        for p, expected in zip(fast.parameters, slow.parameters, strict=True):
-            close(p.grad, expected.grad)
-            expected.grad = None
 
 
 SMALL = {"hidden": (4,), "encoding": "piecewise", "max_epochs": 5, "random_state": 0}

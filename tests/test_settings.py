@@ -337,7 +337,7 @@ def test_fast_has_one_prior_precision_and_fewer_steps():
     every = (own, replace(own, encoding="piecewise"), LINEAR, ADDITIVE, FOURIER)
     ensemble, training = EnsembleSettings(every, N_FOLDS, 3), replace(full.training, max_epochs=75)
     assert fast == replace(full, ensemble=ensemble, training=training)
-    assert [plan(m, preset="fast").training.max_epochs for m in (5001, 1_000_000)] == [25, 3]  # 120 steps, or 3 passes
+    assert [plan(m, preset="fast").training.max_epochs for m in (5001, 1_000_000)] == [8, 1]  # 75 steps, or one pass
     assert families(300, preset="fast", n_members=10) == every
 
 
@@ -382,10 +382,13 @@ def test_the_noise_of_calibrated_built_in_networks_has_a_weak_prior_and_others_n
 
 def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
     """Rows of a mini-batch, epochs, learning rate and early stopping follow from the size of the table."""
-    small, large = plan(5000).training, plan(5001).training
+    small, large = plan(1000).training, plan(1001).training
+    assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 250, 0.04)
+    assert (large.batch_size, large.max_epochs, large.learning_rate) == (512, 128, 0.04)  # 250 steps
+    assert plan(100_000).training.max_epochs == 2
+    small, large = (plan(m, preset="evidence", **training(early_stopping=False)).training for m in (5000, 5001))
     assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 250, 0.04)
     assert (large.batch_size, large.max_epochs, large.learning_rate) == (1024, 82, 0.04)  # 400 steps
-    assert plan(100_000).training.max_epochs == 10
     assert [plan(m, preset="evidence").training.early_stopping for m in (99, 100)] == [False, True]
     assert not plan(100).training.early_stopping
 

@@ -39,7 +39,7 @@ class Run:
     digest: str = ""
     """Digest of the data, stored in the checkpoints."""
     history: TrainingHistory = field(default_factory=TrainingHistory)
-    """History of the last training."""
+    """History of the longest training."""
 
     @contextmanager
     def stage(self, label: str, work: int = 0) -> Iterator[None]:
@@ -55,9 +55,11 @@ class Run:
     def train(
         self, problem: Problem, settings: Settings, *, progress: bool = True, most: int | None = None, **options: Any
     ) -> TrainingHistory:
-        """Train a problem by the optimizer of the settings, for at most `most` epochs, and keep the history."""
+        """Train a problem by the optimizer of the settings, for at most `most` epochs; the longest history is kept."""
         optimizer = Optimizer(settings.training.learning_rate, settings.training.max_epochs if most is None else most)
-        self.history = history = train(problem, optimizer, progress=self.progress and progress, **options)
+        history = train(problem, optimizer, progress=self.progress and progress, **options)
+        if len(history.nlml) >= len(self.history.nlml) or history.stopped == "interrupted":
+            self.history = history
         nlml = history.nlml[-1] if history.nlml else math.nan
         logger.debug("a training ended by %s, %d epochs, NLML %.4g", history.stopped, len(history.nlml), nlml)
         return history

@@ -25,6 +25,8 @@ KEEP_EVERY = 10
 """Epochs between two states that a single network can return to."""
 
 
+WARM_SHARE = 0.1
+"""Largest share of the epochs in which the rate rises."""
 BETAS, EPS = (0.9, 0.999), 1e-8
 
 
@@ -186,7 +188,8 @@ class Problem:
 
     def steps(self, epoch: int, first: int) -> Iterator[Any]:
         """Yield the batches of an epoch, from number `first` on; full-batch training has one."""
-        yield None
+        if not first:
+            yield None
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, "*s"]:
         """Add the gradient to the parameters and return the NLML of each network, or this process's share of it."""
@@ -308,7 +311,8 @@ class Engine:
             bar.update(self.epoch)
         v = self.validation
         while self.epoch < self.ends and self.history.stopped == "max_epochs":
-            self._follow_plateau()
+            if not self.step:
+                self._follow_plateau()
             due = v is not None and self.epoch >= v.first and (self.epoch - v.first) % v.every == 0
             if v is not None and due and not self.step and self.epoch not in self.history.validation_epoch:
                 self._validate(v, v.min_delta)
@@ -341,7 +345,8 @@ class Engine:
 
     def _rate(self, epoch: float | int) -> float:
         """Learning rate at an epoch, or a fraction of one."""
-        warm = 1.0 if self.plateau is None else min(1.0, (epoch + 1) / self.plateau.warm)
+        most = self.optimizer.max_epochs
+        warm = 1.0 if self.plateau is None else min(1.0, (epoch + 1) / min(self.plateau.warm, most * WARM_SHARE))
         fallen = max(0.0, epoch - self.falls) / max(1.0, self.ends - self.falls) if self.falls < math.inf else 0.0
         return warm * self.optimizer.rate(fallen * self.optimizer.max_epochs)
 

@@ -25,7 +25,7 @@ LOG_ALPHA, LOG_ALPHA_STD = 4.0, 4.0
 LOG_LINEAR, LOG_LINEAR_STD = -2.0, 2.0
 """Prior mean and standard deviation of log rho."""
 STEPS, RATE = 30, 0.5
-MOST_ROWS = 160
+MOST_ROWS = 128
 """Maximum number of rows to fit length scales to; more add little."""
 MOST_FUNCTIONALS = 480
 FEWER_FREQUENCIES = 96

@@ -196,8 +196,7 @@ class RunningPosterior:
         """The last layer after adding the statistics of a batch with the given share."""
         if self.snapshot is None:
             log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA)
-            frozen = self._frozen(part, log_alpha, None, float(used))
-            return Snapshot(part, frozen, moved(log_alpha, frozen.fixed_point()), float(used))
+            return Snapshot(part, self._frozen(part, log_alpha, None, float(used)), log_alpha, float(used))
         old, log_alpha = self.snapshot.frozen, self.snapshot.log_alpha
         both = self.snapshot.statistics.weighing((1 - share) * self.count) + part.weighing(share * self.count)
         effective_rows = effective_after(self.snapshot.effective_rows, share, used)

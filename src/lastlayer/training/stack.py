@@ -302,7 +302,7 @@ class StackedNetworks(Problem):
                 gradient.addcmul_(share, p)
         if own is not None and precision is not None and own.known is not None:
             self._learn_noise(frozen, own, precision)
-        if due:
+        if due and self.updates:
             self.log_alphas.copy_(moved(self.log_alphas, frozen.fixed_point(by_output=own is not None)))
             self._follow(statistics)
         nlml = frozen.nlml if own is None else (frozen.nlml * frozen.count).sum(-1) / self.count
