@@ -17,7 +17,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.runner import Job, Store, complete, options_of, write_files
+from benchmarks.runner import Job, Store, aligned, complete, options_of, write_files
 from benchmarks.timing import timed
 from lastlayer import BLLRegressor, metrics
 from lastlayer.plots.drawing import BLUE, GREY, ORANGE, new_figure
@@ -131,13 +131,13 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Score]]:
     jobs = [Fitted(name, method, seed) for name in names for method in METHODS for seed in range(asked.seeds)]
     store = Store(asked.out / "results.jsonl", Score)
     complete(jobs, store, again=asked.again)
-    found: dict[str, dict[str, Score]] = {}
-    print(f"{'':30s}" + "".join(f"{name + ': 90%   LPD  promised  cpu s':>38s}" for name in METHODS))
-    for name in names:
-        each = lambda m, name=name: [store.results[name, m, seed] for seed in range(asked.seeds)]
-        found[name] = {method: Score.mean(each(method)) for method in METHODS}
-        columns = (f"{s.coverage:14.2f} {s.lpd:7.2f} {s.promised:8.2f} {s.seconds:6.1f}" for s in found[name].values())
-        print(f"{name:30s}" + "".join(columns), flush=True)
+    of = lambda *key: Score.mean([store.results[*key, seed] for seed in range(asked.seeds)])
+    found = {name: {method: of(name, method) for method in METHODS} for name in names}
+    cells = lambda s: [f"{s.coverage:.2f}", f"{s.lpd:.2f}", f"{s.promised:.2f}", f"{s.seconds:.1f}"]
+    head = ["", *(part for name in METHODS for part in (f"{name}: {LEVEL:.0%}", "LPD", "promised", "cpu s"))]
+    print(
+        aligned([head, *([name, *(part for s in each.values() for part in cells(s))] for name, each in found.items())])
+    )
     for method in METHODS:
         coverage, lpd, promised, _ = np.array([list(vars(each[method]).values()) for each in found.values()]).T
         gap = lpd - promised

@@ -91,7 +91,7 @@ RUNS = {
     "control": ("", {"POINTS": 4, "SIZES": ((4, 4),), "BLLRegressor": one_network}, "C code of export_c"),
     "control_studies.mpc": ("--starts 1 --max-epochs 2", {"run": partial(mpc.run, **MPC)}, "chance and trust"),
     "control_studies.spring": ("--seeds 1 --max-epochs 2", {"Budget": partial(spring.Budget, **SPRING)}, "BLR, alpha"),
-    "core": ("--shrink 50", {"peak_bytes": lambda *_: 1.0, "BLLRegressor": quick}, "autograd / closed form"),
+    "core": ("--shrink 50", {"in_own_process": lambda *_: 1.0, "BLLRegressor": quick}, "autograd / closed form"),
     "growth": ("--ms 64 128 --ps 8 16 --qs 1 2 --m 64 --p 8 --out OUT/growth.png", {"REPEATS": 1}, "against m, slope"),
     "imports": ("--repeats 1", {"PROGRAMS": dict.fromkeys(("torch", "torch, lastlayer"), "")}, "importing torch"),
     "lines": ("", {}, "per line of code"),
@@ -277,7 +277,7 @@ def computed(store, numbers, **how):
 
 @pytest.mark.parametrize("how", [{}, {"processes": 2}, {"isolated": True}])
 def test_a_second_run_computes_what_is_missing(tmp_path, monkeypatch, how):
-    monkeypatch.setattr(runner, "_pool", ThreadPoolExecutor)  # "outside" runs in processes
+    monkeypatch.setattr(runner, "pool_of", ThreadPoolExecutor)  # "outside" runs in processes
     path = tmp_path / "results.jsonl"
     found = computed(runner.Store(path, Answer), [1, 13, 2], **how)
     assert (found[2].result, found[13].why_not, found[13].failed) == (Answer(4), "RuntimeError: no luck", True)
@@ -457,13 +457,11 @@ def test_means_errors_and_ranks_by_hand():
         result("one", 0, "a", lpd=-100.0, config="old"),
     ]
     summary = tables.Summary(results, [*map(mean_of_targets, "ab"), mean_of_targets("c", family="other")])
-    cell = summary.cell("given", "one", "a", "lpd")
-    assert (cell.mean, cell.error, cell.n) == (2.0, pytest.approx(1 / np.sqrt(3)), 3)
-    assert np.isnan(summary.cell("given", "two", "a", "lpd").error)
+    assert runner.mean_and_error(summary.row("given", "one", "lpd")["a"]) == (2.0, pytest.approx(1 / np.sqrt(3)))
+    assert np.isnan(runner.mean_and_error(summary.row("given", "two", "lpd")["a"])[1])
     assert summary.ranks("given", "lpd") == {"a": 1.5, "b": 1.5}
     assert summary.ranks("given", "crps") == {"a": 2.25, "b": 2.75, "c": 1.0}  # on "one", a and b share 2 and 3
     assert summary.ranks("given", "crps", family="neural") == {"a": 1.25, "b": 1.75}
-    assert summary.complete_sets("given", "crps") == ["one", "two"]
     assert summary.best("given", "one", "crps") == "c"
     text = tables.as_markdown(summary)
     assert "2.00 ± 0.58 *" in text
@@ -584,7 +582,7 @@ def test_ranks_are_of_the_last_regret_seed_by_seed():
     assert bo_tables.regret_table(summary) == [["last regret", "Branin", "rank"], first, second]
     assert bo_tables.seconds_table(summary)[0] == ["seconds per step", "Branin", "2,000 points"]
     longer = run_of("Branin", "random", 0, [1.0, 1.0, 1.0], steps=3)
-    assert bo_tables.Summary([*lines, longer]).of(PROBLEMS["Branin"], bo_methods.METHODS["lastlayer"]) is None
+    assert list(bo_tables.Summary([*lines, longer]).curves["Branin"]) == ["random"]
 
 
 def test_discs_step_as_their_differential_equation():
