@@ -17,8 +17,9 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
 from benchmarks.runner import Job, Store, aligned, complete, helpful, options_of, split_list, write_files
 from benchmarks.timing import timed
+from benchmarks.uci.gaussian_processes import gaussians_of
 from benchmarks.uci.methods import METHODS as UCI
-from benchmarks.uci.protocol import Fit, Gaussians, Predict, Task, score
+from benchmarks.uci.protocol import Fit, Predict, Task, score
 from lastlayer.errors import check_choice
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, new_figure
 
@@ -52,13 +53,7 @@ FUNCTIONS: dict[str, tuple[int, Callable[[ndarray, int], ndarray]]] = {
 def exact_process(X: ndarray, y: ndarray, task: Task) -> Predict:
     kernel = ConstantKernel(1.0, (1e-2, 1e3)) * RBF(np.ones(X.shape[1]), (0.05, 50)) + WhiteKernel(0.01, (1e-6, 1))
     process = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=2, random_state=task.seed)
-    process.fit(X, y)
-
-    def predict(X: ndarray) -> Gaussians:
-        mean, std = process.predict(X, return_std=True)
-        return Gaussians(mean[None], np.square(std)[None])
-
-    return predict
+    return gaussians_of(process.fit(X, y))
 
 
 METHODS: dict[str, Fit] = {

@@ -1,14 +1,16 @@
-"""Gaussian processes by GPyTorch: exact up to a number of rows, with inducing points above."""
+"""Gaussian processes by GPyTorch, exact up to a number of rows and with inducing points above, or by scikit-learn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from numpy import ndarray
 from torch import Tensor
 
-from benchmarks.uci.protocol import Task
+from benchmarks.uci.protocol import Gaussians, Predict, Task
 from benchmarks.uci.stacks import Standard, standardised
 
 EXACT_ROWS = 10_000  # above this many rows: inducing points
@@ -33,6 +35,16 @@ def gaussian_process(x: Tensor, t: Tensor, task: Task) -> Standard:
             return process(x)
 
     predict(x[:1])  # the factorisation of the first prediction counts as part of the fit
+    return predict
+
+
+def gaussians_of(process: Any) -> Predict:
+    """The prediction of a fitted process of scikit-learn."""
+
+    def predict(X: ndarray) -> Gaussians:
+        mean, std = process.predict(X, return_std=True)
+        return Gaussians(mean[None], np.square(std)[None])
+
     return predict
 
 
@@ -68,17 +80,18 @@ def _kernel(x: Tensor) -> Any:
     return MaternKernel(nu=2.5, ard_num_dims=x.shape[1])
 
 
-class _Climb:
-    """Adam with a cosine schedule on an objective."""
-
-    def __init__(self, parameters: Any, rate: float, length: int) -> None:
-        self.adam = torch.optim.Adam(parameters, lr=rate)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.adam, length, rate / 100)
-
-    def step(self, loss: Tensor) -> None:
-        self.adam.zero_grad()
-        loss.backward()
-        self.adam.step()
+def _climb(
+    parameters: Any, loss: Callable[[Tensor], Tensor], batches: Callable[[], Sequence[Tensor]], rate: float, epochs: int
+) -> None:
+    """Adam with a cosine schedule, on batches of rows."""
+    adam = torch.optim.Adam(parameters, lr=rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, epochs, rate / 100)
+    for _ in range(epochs):
+        for rows in batches():
+            adam.zero_grad()
+            loss(rows).backward()
+            adam.step()
+        schedule.step()
 
 
 def _exact(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Standard:
@@ -87,14 +100,12 @@ def _exact(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Standard:
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(LEAST_NOISE))
     model = process_of(gpytorch.models.ExactGP, _kernel(x), lambda _: (x, t, likelihood)).to(x)
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    loss = lambda rows: -objective(model(x[rows]), t[rows])
 
     def climb(rows: Tensor, iterations: int) -> None:
         model.train()
         model.set_train_data(x[rows], t[rows], strict=False)
-        climbing = _Climb(model.parameters(), RATE, iterations)
-        for _ in range(iterations):
-            climbing.step(-objective(model(x[rows]), t[rows]))
-            climbing.schedule.step()
+        _climb(model.parameters(), loss, lambda: [rows], RATE, iterations)
 
     order = torch.randperm(len(x)).to(x.device)
     climb(order[:PRETRAINING_ROWS], ITERATIONS)
@@ -117,11 +128,9 @@ def _sparse(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Standard:
     likelihood = gpytorch.likelihoods.GaussianLikelihood().to(x)
     model = variational_process(points, _kernel(x)).to(x)
     objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
-    climbing = _Climb([*model.parameters(), *likelihood.parameters()], SPARSE_RATE, SPARSE_EPOCHS)
-    for _ in range(SPARSE_EPOCHS):
-        for rows in torch.randperm(len(x)).to(x.device).split(SPARSE_BATCH):
-            climbing.step(-objective(model(x[rows]), t[rows]))
-        climbing.schedule.step()
+    batches = lambda: torch.randperm(len(x)).to(x.device).split(SPARSE_BATCH)
+    parameters = [*model.parameters(), *likelihood.parameters()]
+    _climb(parameters, lambda rows: -objective(model(x[rows]), t[rows]), batches, SPARSE_RATE, SPARSE_EPOCHS)
     model.eval()
 
     def process(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
