@@ -68,11 +68,11 @@ def start(seed: int) -> tuple[MLP, Augmented]:
 def standardised(data: PaperData) -> tuple[Standardizer, Standardizer, Points, Points]:
     """Scalers of the training rows, and rows for training and validation."""
     inputs, targets = (Standardizer.fit(torch.from_numpy(values)) for values in (data.train.X, data.train.y))
-    rows = (
+    fit, held = (
         Points(inputs.forward(torch.from_numpy(s.X)), Readings(targets.forward(torch.from_numpy(s.y))))
         for s in (data.train, data.validation)
     )
-    return inputs, targets, *rows
+    return inputs, targets, fit, held
 
 
 def run(data: PaperData, seed: int, *, max_epochs: int = 10_000, progress: bool = False) -> Recipe:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from benchmarks.runner import aligned, options_of
+from benchmarks.runner import options_of
 from benchmarks.timing import describe_machine, timed
 
 LADDER = (5, 10, 20, 50, 100, 200, 500, 1_000)
@@ -173,22 +173,16 @@ def compare(n_outputs: int, seed: int, budget: float) -> None:
     oracle = n_outputs * (-0.5 - math.log(NOISE_STD) - math.log(2 * math.pi) / 2)
     print(f"{N_TRAIN:,} training and {N_TEST} test rows, {N_INPUTS} inputs, {n_outputs} output(s), seed {seed}")
     print(f"the true function has RMSE {NOISE_STD}, LPD {oracle:.3f}; goal: RMSE {goal:.4f}")
-    head = ["", "lines", "epochs", "RMSE", "LPD", "90% in", "wall s", "cpu s", "cpu s to goal", "ratio to lastlayer"]
-    table, ours = [head], firsts["lastlayer"]
+    head = f"{'':24}{'lines':>6}{'epochs':>8}{'RMSE':>9}{'LPD':>9}{'90% in':>8}{'wall s':>8}{'cpu s':>8}"
+    print(f"{head}   cpu s to goal")
+    ours = firsts["lastlayer"]
     for name in METHODS:
         last, first = climbs[name][-1], firsts[name]
         cut = "" if last.epochs == LADDER[-1] else ": stopped by the budget, before the epochs of its documentation"
-        reached = f"not reached{cut}" if first is None else f"{first.seconds:.2f} ({first.epochs} epochs)"
-        ratio = "" if first is None or ours is None else f"{first.seconds / ours.seconds:.2f}"
-        scores = (
-            f"{last.rmse:.4f}",
-            f"{last.lpd:.3f}",
-            f"{last.coverage:.2f}",
-            f"{last.wall:.2f}",
-            f"{last.seconds:.2f}",
-        )
-        table.append([f"{name} {version(name)}", str(lines[name]), str(last.epochs), *scores, reached, ratio])
-    print(aligned(table))
+        reached = f"not reached{cut}" if first is None else f"{first.seconds:8.2f}  ({first.epochs} epochs)"
+        ratio = "" if first is None or ours is None else f"  ratio to lastlayer {first.seconds / ours.seconds:.2f}"
+        scores = f"{last.rmse:>9.4f}{last.lpd:>9.3f}{last.coverage:>8.2f}{last.wall:>8.2f}{last.seconds:>8.2f}"
+        print(f"{name + ' ' + version(name):<24}{lines[name]:>6}{last.epochs:>8}{scores}   {reached}{ratio}")
     for name, fits in climbs.items():
         rungs = "  ".join(f"{f.epochs}: {f.rmse:.3f} in {f.seconds:.1f}" for f in fits)
         print(f"  {name:<14} RMSE by epochs, cpu s  {rungs}")

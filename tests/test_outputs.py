@@ -277,9 +277,10 @@ def test_a_table_of_a_million_columns_is_refused_at_once(here):
 
 
 def test_crafted_model_files_are_refused_or_predict():
-    counts, _, wrong = fuzz("files", 45, 0, kinds=["mixture, noise by input", "online", "table"])
+    counts, _, wrong = fuzz("files", 120, 0, kinds=["single", "mixture, noise by input", "online", "table"])
     assert not wrong, wrong
-    assert counts["refused"] > 9
+    assert counts["refused"] > 24
+    assert counts["fine"] > 24
 
 
 def test_hostile_command_lines(model):
