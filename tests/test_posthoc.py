@@ -2,7 +2,7 @@
 
 import copy
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -108,16 +108,11 @@ def test_its_module_goes_through_torch_export(as_a_user):
 
 
 def test_a_feature_extractor_serves_several_threads_at_once():
-    trunk, results = FeatureExtractor(net(), "out"), {}
-    X = {i: rows(seed=i)[0] for i in range(8)}
-    ask = lambda i: results.update({i: [trunk(X[i]) for _ in range(20)]})
-    threads = [threading.Thread(target=ask, args=(i,)) for i in X]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, answers in results.items():
-        assert all(torch.equal(answer, trunk(X[i])) for answer in answers)
+    trunk, X = FeatureExtractor(net(), "out"), [rows(seed=i)[0] for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda x: [trunk(x) for _ in range(20)], X))
+    for x, answers in zip(X, results, strict=True):
+        assert all(torch.equal(answer, trunk(x)) for answer in answers)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +130,11 @@ def test_what_cannot_be_attached_is_said(given, words, told, as_a_user):
     refused(told, attach, given(), batches(*rows()), **words)
 
 
-def test_strange_loaders_are_refused(as_a_user):
-    X, y = rows()
+def test_strange_loaders_and_networks_are_refused(as_a_user):
+    (X, y), layer = rows(), nn.Linear(3, 3)
     refused("no batch", attach, net(), [])
     refused("NaN", attach, net(), [(X, y), (X.where(X < 1, torch.nan), y)])
-    shared = nn.Sequential(layer := nn.Linear(3, 3), nn.Tanh(), layer)
-    refused("used 2 times", attach, shared, [(X, X)])
+    refused("used 2 times", attach, nn.Sequential(layer, nn.Tanh(), layer), [(X, X)])
 
 
 @given(scale=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3), seed=st.integers(0, 20))
