@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import lastlayer
 from lastlayer.bayes.evidence import optimal_alpha
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
@@ -39,6 +40,12 @@ def refused(words: str, call: Any, *given: Any, error: type[Exception] = InputEr
     """The call ends with this error, in these words."""
     with pytest.raises(error, match=words):
         call(*given, **options)
+
+
+def reloaded(model: Any, folder: Path, **words: Any) -> Any:
+    """The model as its file has it."""
+    model.save(folder / "reloaded")
+    return lastlayer.load(str(folder / "reloaded"), **words)
 
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import safetensors.torch
 import torch
-from helpers import refused
+from helpers import refused, reloaded
 from torch import nn
 
 import lastlayer
@@ -93,21 +93,18 @@ ENCODED = [
 )
 def test_a_loaded_model_answers_to_the_last_bit(tmp_path, q, options):
     model = fitted(q, **options)
-    model.save(tmp_path / "m")
-    again = lastlayer.load(str(tmp_path / "m"))
+    again = reloaded(model, tmp_path)
     assert_same(again, model)
     assert again.get_params() | {"random_state": 0} == model.get_params()
     X, y = data(q)
     assert_same(again.update(X[:5], y[:5]), copy.deepcopy(model).update(X[:5], y[:5]))
-    again.save(tmp_path / "again")
-    assert_same(lastlayer.load(tmp_path / "again"), again)
+    assert_same(reloaded(again, tmp_path), again)
 
 
 @pytest.mark.parametrize("log_alpha", [-3.25, 12.5, math.inf])
 def test_a_tuned_alpha_comes_back(tmp_path, model, log_alpha):
     tuned = model.at_alpha(log_alpha)
-    tuned.save(tmp_path / "m")
-    again = lastlayer.load(tmp_path / "m")
+    again = reloaded(tuned, tmp_path)
     assert again.alpha_ == (math.inf if math.isinf(log_alpha) else math.exp(log_alpha))
     assert_same(again, tuned)
 
@@ -116,8 +113,7 @@ def test_feature_names_come_back(tmp_path):
     X, y = data()
     frame = pd.DataFrame(X, columns=["angle"])
     named = BLLRegressor(hidden=(4,), preset="evidence", max_epochs=3, random_state=0).fit(frame, y)
-    named.save(tmp_path / "m")
-    again = lastlayer.load(tmp_path / "m")
+    again = reloaded(named, tmp_path)
     assert_same(again, named, frame)
     refused(r"(?s)feature names.*torque", again.predict, frame.rename(columns={"angle": "torque"}), error=ValueError)
 
@@ -140,8 +136,7 @@ def test_images_come_back(tmp_path):
     X = np.random.default_rng(0).normal(size=(12, 1, 4, 4))
     make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh())
     model = BLLRegressor(backbone=make(), preset="evidence", max_epochs=3, random_state=0).fit(X, X.sum((1, 2, 3)))
-    model.save(tmp_path / "m")
-    assert_same(lastlayer.load(tmp_path / "m", backbone=make()), model, X)
+    assert_same(reloaded(model, tmp_path, backbone=make()), model, X)
 
 
 def test_numbers_of_numpy_and_devices_of_torch_can_be_saved(as_a_user, tmp_path):
@@ -149,16 +144,14 @@ def test_numbers_of_numpy_and_devices_of_torch_can_be_saved(as_a_user, tmp_path)
     training = TrainingOptions(patience=np.int32(9), learning_rate=np.float32(0.01))
     words = {"hidden": np.array([4]), "max_epochs": np.int64(3), "device": torch.device("cpu")}
     model = fitted(**words, training=training, progress=np.bool_(False))
-    model.save(tmp_path / "m")
-    assert_same(lastlayer.load(tmp_path / "m"), model)
+    assert_same(reloaded(model, tmp_path), model)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_model_of_a_machine_with_a_gpu_loads_on_one_without(tmp_path, model):
     settings = replace(model.settings_, place=Place("cuda", "float64"))
     from_afar = model.with_fitted(replace(model.fitted_, settings=settings)).set_params(device="cuda")
-    from_afar.save(tmp_path / "m")
-    assert_same(lastlayer.load(tmp_path / "m"), model)
+    assert_same(reloaded(from_afar, tmp_path), model)
 
 
 def test_the_file_is_plain_safetensors(path):

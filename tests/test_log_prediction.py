@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import refused
+from helpers import refused, reloaded
 from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import lognorm
@@ -173,8 +173,7 @@ def test_calibration_revisions_and_files(tmp_path):
         each.calibrate(X[90:100], targets[90:100]).conformalize(X[100:], targets[100:])
     ours, theirs = (each.predictive(X).interval(0.5, method="conformal") for each in (model, plain))
     np.testing.assert_allclose(ours, np.exp(theirs))
-    model.save(tmp_path / "m")
-    loaded = lastlayer.load(tmp_path / "m")
+    loaded = reloaded(model, tmp_path)
     assert loaded.likelihood == "lognormal"
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
     assert log_predictive_density(model.predictive(X), y) > -5

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import close, last_layer_rows, refused, sine
+from helpers import close, last_layer_rows, refused, reloaded, sine
 from models import by_members, merged, regressor, widening
 from scipy import stats
 from scipy.optimize import brentq
@@ -18,7 +18,6 @@ from sklearn.base import clone
 from sklearn.model_selection import GroupKFold, KFold, TimeSeriesSplit
 from torch import nn
 
-import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
@@ -616,8 +615,7 @@ def test_a_loaded_mixture_answers_to_the_last_bit(model, tmp_path):
     q = outputs(model)
     model.update(NEW, model.predict(NEW) + 2)  # a surprise
     model.tune_alpha(*sine(20, q=q, seed=4)).conformalize(*sine(20, q=q, seed=6))
-    model.save(tmp_path / "m")
-    again = lastlayer.load(tmp_path / "m")
+    again = reloaded(model, tmp_path)
     a, b = model.predictive(NEW), again.predictive(NEW)
     for name in ("component_mean", "component_epistemic_var", "component_noise_var", "weights", "affine_cost"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
@@ -646,8 +644,7 @@ def test_a_model_whose_calibration_came_to_nothing_can_be_saved(tmp_path):
     model = quick(n_members=2, max_epochs=3, hidden_prior="auto").fit(X, y)
     scores = model.fitted_.family_scores | {Network(0.03): math.nan}
     model = model.with_fitted(dataclasses.replace(model.fitted_, family_scores=scores))
-    model.save(tmp_path / "m")
-    assert math.isnan(lastlayer.load(tmp_path / "m").fitted_.family_scores[Network(0.03)])
+    assert math.isnan(reloaded(model, tmp_path).fitted_.family_scores[Network(0.03)])
 
 
 @of_every_kind

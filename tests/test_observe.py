@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import close, last_layer_rows, precision_matrix, refused
+from helpers import close, last_layer_rows, precision_matrix, refused, reloaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import holes
@@ -15,7 +15,7 @@ from scipy.optimize import approx_fprime
 from test_calibration import held_out, problem_of
 from torch import Tensor, nn
 
-from lastlayer import BLLRegressor, TrainingOptions, load
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.evidence import (
     by_evidence,
     known_noise_nlml,
@@ -218,8 +218,7 @@ def test_each_output_has_a_variance_of_its_own_and_joint_agrees(partly: tuple) -
 
 def test_rows_are_learned_and_forgotten_and_files_keep_them(partly: tuple, tmp_path) -> None:
     model, X, Y = partly
-    model.save(tmp_path / "m.lastlayer")
-    again = load(tmp_path / "m.lastlayer")
+    again = reloaded(model, tmp_path)
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
     weights = lambda: torch.cat([member.posterior.weights.flatten() for member in again.members_])
     before = weights()

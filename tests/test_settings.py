@@ -10,11 +10,10 @@ from inspect import getmodule
 import numpy as np
 import pytest
 import torch
-from helpers import refused, sine
+from helpers import refused, reloaded, sine
 from sklearn.model_selection import GroupKFold, KFold, TimeSeriesSplit
 from torch import nn
 
-import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.readings import Readings
 from lastlayer.data.rows import Points, Rows
@@ -201,8 +200,7 @@ def test_settings_tell_what_every_auto_became_and_are_saved_with_the_model(kind,
     assert "auto" not in str(model.settings_)
     assert model.settings_.network.hidden == (4,)
     assert model.settings_.training.max_epochs == 2
-    model.save(tmp_path / "m")
-    again = lastlayer.load(tmp_path / "m", backbone=model.backbone)
+    again = reloaded(model, tmp_path, backbone=model.backbone)
     assert again.settings_ == model.settings_
     assert again.calibration == ("auto" if kind == "splitter" else model.calibration)  # a splitter is no part of a file
     X, _ = sine(7, seed=1)
@@ -434,8 +432,7 @@ def test_networks_have_the_activation_of_their_family_in_memory_and_in_files(ear
     X, y = sine(60)
     options = TrainingOptions(early_stopping=early_stopping)
     model = BLLRegressor(preset="fast", hidden=(3,), max_epochs=1, training=options, random_state=0).fit(X, y)
-    model.save(tmp_path / "m.lastlayer")
-    loaded = lastlayer.load(tmp_path / "m.lastlayer")
+    loaded = reloaded(model, tmp_path)
     for each in (model, loaded):
         networks = [member for member in each.members_ if member.family.trained]
         wanted = {"raw": "silu", "piecewise": "tanh"}

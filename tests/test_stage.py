@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import close, exact_layer, refused
+from helpers import close, exact_layer, refused, reloaded
 from torch import Tensor, nn
 
-import lastlayer
 from lastlayer import BLLRegressor, attach
 from lastlayer.bayes.features import affine_features
 from lastlayer.data.observe import Sum
@@ -176,8 +175,7 @@ def test_it_does_what_fitted_models_do(text, tmp_path):
     mean, std = model.predict(text, return_std=True)
     np.testing.assert_allclose(held.predict(text, return_std=True)[1], std, rtol=1e-3)
     assert model.calibration_.lpd > model.calibration_.lpd_before
-    model.save(tmp_path / "m.lastlayer")
-    again = lastlayer.load(tmp_path / "m.lastlayer", backbone=FeatureExtractor(Tokens(2), "head"))
+    again = reloaded(model, tmp_path, backbone=FeatureExtractor(Tokens(2), "head"))
     np.testing.assert_array_equal(again.predict(text, return_std=True)[1], std)
     said = model.module()(**text)
     np.testing.assert_allclose(said["mean"], mean, rtol=1e-12)
@@ -307,8 +305,7 @@ def test_backbones_learn_from_ids_by_every_way(way, sentences, tmp_path):
     with torch.no_grad():
         said = model.module()(torch.tensor(ids))["var"]
     np.testing.assert_allclose(said[:, 0], model.predict(ids, return_std=True)[1] ** 2, rtol=1e-12)
-    model.save(tmp_path / "m.lastlayer")
-    again = lastlayer.load(tmp_path / "m.lastlayer", backbone=Bag())
+    again = reloaded(model, tmp_path, backbone=Bag())
     np.testing.assert_array_equal(again.predict(ids), model.predict(ids))
     assert (again.update(ids, y).predictive(ids, noise=False).affine_cost <= model.predictive(ids).affine_cost).all()
 

@@ -6,10 +6,9 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import close, refused, sine
+from helpers import close, refused, reloaded, sine
 from numpy import ndarray
 
-import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.readings import Readings
@@ -173,8 +172,7 @@ def test_forgetting_scales_rows_that_were_not_seen_too():
 
 def test_a_saved_model_removes_the_same(tmp_path):
     model, rows = fitted(weighted=True), [3, 17, 25]
-    model.save(tmp_path / "m")
-    again = lastlayer.load(tmp_path / "m")
+    again = reloaded(model, tmp_path)
     for a, b in zip(again.members_, model.members_, strict=True):
         np.testing.assert_array_equal(a.unseen.keys, b.unseen.keys)
         np.testing.assert_array_equal(a.unseen.weight, b.unseen.weight)
