@@ -53,16 +53,16 @@ ENCODED = tuple(replace(family, encoding="piecewise") for family in NETWORKS)
 EVERY = (*NETWORKS, *ENCODED, LINEAR, ADDITIVE, FOURIER)
 
 
-@pytest.fixture
-def data() -> Points:
-    return table(M)
-
-
-def table(m: int) -> Points:
+def table(m: int = M) -> Points:
     generator = torch.Generator().manual_seed(0)
     X = torch.rand(m, 1, generator=generator, dtype=torch.float64) * 4 - 2
     T = torch.cat([torch.sin(2 * X), X**2], 1) + 0.2 * torch.randn(m, 2, generator=generator, dtype=torch.float64)
     return Points(X, Readings(T), torch.rand(m, generator=generator, dtype=torch.float64) + 0.5)
+
+
+@pytest.fixture
+def data() -> Points:
+    return table()
 
 
 def features(network: nn.Module, X: torch.Tensor) -> torch.Tensor:

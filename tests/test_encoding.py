@@ -214,9 +214,6 @@ def test_the_gradient_of_an_encoded_stack_is_that_of_autograd(generator):
             expected.grad = None
 
 
-SMALL = {"hidden": (4,), "encoding": "piecewise", "max_epochs": 5, "random_state": 0}
-
-
 def rows(m: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """A step, a wave, and what they have between them; inputs in units of their own."""
     rng = np.random.default_rng(seed)
@@ -227,18 +224,12 @@ def rows(m: int = 60, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def mixed() -> BLLRegressor:
-    return BLLRegressor(**SMALL, preset="fast").fit(*rows())
+    return BLLRegressor((4,), preset="fast", encoding="piecewise", max_epochs=5, random_state=0).fit(*rows())
 
 
 def members_of(model: BLLRegressor, kind: type[Family]) -> list[int]:
     families = [member.family for member in model.fitted_.members]
     return [i for i, family in enumerate(families) if (type(family), family.encoding) == (kind, "piecewise")]
-
-
-def mean_of(model: BLLRegressor, member: int, X: np.ndarray) -> torch.Tensor:
-    """Of a member alone, before it is shrunk."""
-    fitted = model.fitted_
-    return fitted.members[member].posterior.mean(fitted.features(member, fitted.standardized(X)))
 
 
 def test_the_mean_of_an_additive_member_is_a_sum_of_functions_of_single_inputs(mixed):
@@ -247,7 +238,10 @@ def test_the_mean_of_an_additive_member_is_a_sum_of_functions_of_single_inputs(m
     corners = [X, other, np.stack([X[:, 0], other[:, 1]], 1), np.stack([other[:, 0], X[:, 1]], 1)]
 
     def mixed_difference(member: int) -> float:
-        a, b, c, d = (mean_of(mixed, member, corner) for corner in corners)
+        """Of a member alone, before it is shrunk."""
+        fitted, posterior = mixed.fitted_, mixed.fitted_.members[member].posterior
+        means = (posterior.mean(fitted.features(member, fitted.standardized(corner))) for corner in corners)
+        a, b, c, d = means
         return float((a + b - c - d).abs().max())
 
     additive, networks = members_of(mixed, Linear), members_of(mixed, Network)

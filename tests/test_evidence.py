@@ -160,14 +160,10 @@ def test_many_problems_go_through_as_one():
 
 
 def test_a_weight_counts_copies_in_the_evidence():
-    P, T = problem(10)
-    copies = torch.tensor([1, 2] * 5)
-    a = torch.tensor(1.0, dtype=torch.float64)
+    (P, T), copies, a = problem(10), torch.tensor([1, 2] * 5), torch.tensor(1.0, dtype=torch.float64)
+    Phi, twice = affine_features(P), lambda x: x.repeat_interleave(copies, 0)
     for f in (profiled_nlml, lambda *x, **o: nlml(*x, torch.zeros(2, dtype=torch.float64), **o)):
-        close(
-            f(affine_features(P), T, a, sample_weight=copies.double()),
-            f(affine_features(P.repeat_interleave(copies, 0)), T.repeat_interleave(copies, 0), a),
-        )
+        close(f(Phi, T, a, sample_weight=copies.double()), f(twice(Phi), twice(T), a))
 
 
 def test_float32_features_get_float32_gradients_of_a_float64_value():
@@ -344,11 +340,6 @@ def test_a_scan_in_pieces_is_the_scan(monkeypatch):
         assert a.log_alpha == pytest.approx(b.log_alpha, abs=1e-12)
 
 
-def test_one_model_and_a_batch_are_told_apart():
-    one = all_sorts()[0]
-    refused("optimal_alphas takes a batch", optimal_alpha, Statistics.stacked([one, one]))
-
-
 @pytest.mark.parametrize("bias_prior", PRIORS)
 @pytest.mark.parametrize("log_alpha", [-40.0, 0.0, 40.0, math.inf])
 @pytest.mark.parametrize("P", [torch.zeros(8, 3), torch.ones(8, 3), torch.eye(8), 1e8 * torch.eye(8)[:, :3]])
@@ -371,6 +362,7 @@ def test_too_few_samples_and_wrong_words_speak(as_a_user):
     P, T = problem(4)
     one = Statistics.from_features(affine_features(P[:1]), T[:1])
     refused(r"total weight of 1.*degree of freedom", profile, one, 0.0)
+    refused("optimal_alphas takes a batch", optimal_alpha, Statistics.stacked([one, one]))
     profile(one, 0.0, bias_prior="shared")
     refused("did you mean 'diagonal'", profiled_nlml, affine_features(P), T, torch.tensor(0.0), noise="diag")
     refused("did you mean 'shared'", profiled_nlml, affine_features(P), T, torch.tensor(0.0), bias_prior="share")

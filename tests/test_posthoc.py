@@ -175,16 +175,13 @@ def test_in_evaluation_it_takes_nothing_in_and_bounds_the_evidence():
     close(loss.posterior().mean(affine_features(P)), T, loose=1e10)  # to the noise
 
 
-def test_training_goes_on_from_a_saved_state(tmp_path):
+def test_a_loop_of_ones_own_trains_by_it_and_goes_on_from_a_saved_state(tmp_path):
     P, T = problem(m=100)
     first, again = BLLLoss(100), BLLLoss(100)
     first(P[:50], T[:50])
     torch.save(first.state_dict(), tmp_path / "loss.pt")
     again.load_state_dict(torch.load(tmp_path / "loss.pt", weights_only=True))
     assert torch.equal(first(P[50:], T[50:]), again(P[50:], T[50:]))
-
-
-def test_a_loop_of_ones_own_trains_by_it():
     X, y = rows(m=200, q=1)
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Linear(3, 10), nn.Tanh())
