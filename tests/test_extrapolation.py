@@ -120,37 +120,6 @@ def test_a_projection_is_the_combination_it_says(nearest, shape: dict[str, int])
         assert bool((near.coefficients >= 0).all())
 
 
-@given(shape=shapes)
-@settings(max_examples=25)
-def test_the_larger_the_set_the_nearer_it_is(shape: dict[str, int]) -> None:
-    X, x = samples(**shape), points(3, shape["k"])
-    span, affine, convex = distance_to_span(x, X), distance_to_affine_hull(x, X), distance_to_convex_hull(x, X)
-    slack = 1e-10 * x.norm(dim=-1)
-    assert bool((convex >= affine - slack).all())
-    assert bool((affine >= span - slack).all())
-
-
-@given(shape=shapes)
-@settings(max_examples=15)
-def test_combinations_of_the_samples_are_inside(shape: dict[str, int]) -> None:
-    X = samples(**shape)
-    nu = points(5, shape["m"], shape["seed"])
-    affine = nu - nu.mean(-1, keepdim=True) + 1 / shape["m"]
-    size = X.norm() * nu.norm()
-    assert float(distance_to_span(nu @ X, X).max()) <= 1e-10 * size
-    assert float(distance_to_affine_hull(affine @ X, X).max()) <= 1e-10 * size
-    assert float(distance_to_convex_hull(nu.softmax(-1) @ X, X).max()) <= 10 * TOL * size
-
-
-def test_sets_in_the_plane_are_as_drawn() -> None:
-    """A segment from (1, 0) to (1, 2): its line is x = 1, its span is everything."""
-    X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 2.0]], dtype=F64)
-    x = torch.tensor([[1.0, 1.5], [4.0, 6.0], [-2.0, 1.0]], dtype=F64)
-    close(1 + distance_to_span(x, X), torch.ones(3, dtype=F64))
-    close(1 + distance_to_affine_hull(x, X), torch.tensor([1.0, 4.0, 4.0], dtype=F64))
-    close(distance_to_convex_hull(x, X), torch.tensor([0.0, 5.0, 3.0], dtype=F64), loose=10 * TOL / 1e-10)
-
-
 @pytest.mark.parametrize("copies", [1, 3])
 def test_one_sample_is_its_own_hull(copies: int) -> None:
     X, x = points(1, 3).expand(copies, -1), points(4, 3, seed=2)
@@ -239,15 +208,6 @@ def test_inside_the_affine_hull_an_infinite_gamma_costs_the_least_norm(shape: di
     values = torch.linalg.svdvals(X - X.mean(0))
     condition = values[0] / values[values > 1e-12 * values[0]].min()
     close(affine_cost(x, X, math.inf), least, loose=float(condition**2))  # moments square the condition
-
-
-@given(shape=shapes, log_gamma=st.floats(-8, 6))
-@settings(max_examples=20)
-def test_the_centre_of_the_samples_is_the_cheapest_point(shape: dict[str, int], log_gamma: float) -> None:
-    X = samples(**shape)
-    centre = affine_cost(X.mean(0, keepdim=True), X, math.exp(log_gamma))
-    close(centre, torch.tensor([1 / shape["m"]], dtype=F64))
-    assert bool((affine_cost(points(9, shape["k"]), X, math.exp(log_gamma)) > centre).all())
 
 
 def test_one_sample_leaves_only_the_residual_and_gamma_must_be_positive() -> None:

@@ -231,26 +231,19 @@ def damaged(content: bytes, kind: str) -> Iterator[bytes]:
         yield from (length.to_bytes(8, "little") + content[8:] for length in sizes)
         return
     n_header = 8 + int.from_bytes(content[:8], "little")
-    for i in range(300 if kind == "noise" else 100):
+    for i in range(300):
         # every second one in the header, where the parsers are
         at, n = int(rng.integers(n_header if i % 2 else len(content))), int(rng.integers(1, 9))
-        if kind == "flip":
-            yield content[:at] + bytes([content[at] ^ int(rng.integers(1, 256))]) + content[at + 1 :]
-        elif kind == "delete":
-            yield content[:at] + content[at + n :]
-        elif kind == "insert":
-            yield content[:at] + noise(n) + content[at:]
-        elif kind == "zero":
-            yield content[:at] + bytes(n) + content[at + n :]
-        elif kind == "swap":
-            yield content[at:] + content[:at]
+        if kind == "changed":  # some bytes are others, lost or added, or the file begins in its middle
+            middle = (noise(n), b"", noise(n) + content[at : at + n])[i % 3]
+            yield content[at:] + content[:at] if i % 10 == 9 else content[:at] + middle + content[at + n :]
         else:  # a third with a length that a header could have, a third with one that begins like JSON too
             rest = noise(rng.integers(0, 4000))
             length = int(rng.integers(0, 2 * len(rest) + 2)).to_bytes(8, "little")
             yield (b"", length, length + b'{"')[i % 3] + rest
 
 
-@pytest.mark.parametrize("kind", ["cut", "header too long", "flip", "delete", "insert", "zero", "swap", "noise"])
+@pytest.mark.parametrize("kind", ["cut", "header too long", "changed", "noise"])
 def test_damaged_files_are_refused(path, kind):
     content = path.read_bytes()
     for changed in damaged(content, kind):
