@@ -187,10 +187,6 @@ def numbers(
     return np.concatenate([*each, more])
 
 
-def moved(found: Calibration) -> np.ndarray:
-    return numbers(found.curves, found.tails, found.shrinkage, found.outside)
-
-
 def widening(points: HeldOutPoints) -> float:
     """What a and b of a fit to these points are multiplied by in the end."""
     in_regions = ("blocked", "shell")
@@ -204,9 +200,10 @@ def narrow(found: Calibration, points: HeldOutPoints) -> dict[Family, Curve]:
     return {family: replace(c, noise=c.noise / w, slope=c.slope / w) for family, c in found.curves.items()}
 
 
-def optimum(found: Calibration, points: HeldOutPoints) -> np.ndarray:
-    """Where the optimizer ended."""
-    return numbers(narrow(found, points), found.tails, found.shrinkage, found.outside)
+def moved(found: Calibration, points: HeldOutPoints | None = None) -> np.ndarray:
+    """Where the optimizer ended: before the curves were widened, if the points are given."""
+    curves = found.curves if points is None else narrow(found, points)
+    return numbers(curves, found.tails, found.shrinkage, found.outside)
 
 
 def problem_of(points: HeldOutPoints, mixture: bool, head: NoiseHead | None = None) -> CurveProblem:
@@ -438,7 +435,7 @@ def test_each_family_finds_its_own_curve_and_the_best_comes_first(poor: Family, 
     assert found.alone[best] > found.alone[poor]
     for family in (best, poor):  # alone, each is what it would be if the other did not exist, before it is widened
         own = points.of(family)
-        single = problem_of(own.usable(), False).lpd(optimum(fit_curves(own, mixture=False), own))
+        single = problem_of(own.usable(), False).lpd(moved(fit_curves(own, mixture=False), own))
         assert found.alone[family] == pytest.approx(single, abs=1e-6)
     assert found.lpd > found.alone[best]  # where the one is lost, the other helps
     assert found.curves[best].trust > found.curves[poor].trust
@@ -480,8 +477,8 @@ def test_the_long_way_ends_no_lower(n: int, q: int, c: int, correlated: bool, mi
         assert found.alone[family] == pytest.approx(alone.lpd(curves[-1]), abs=1e-5)
     problem = CurveProblem(points, list(found.curves), mixture)
     by_family = np.concatenate([*curves, problem.starts[0, problem.n_curves :]])
-    value, _ = lowest(problem, [by_family, problem.starts[0], optimum(found, points)])
-    assert problem.value(optimum(found, points))[0] <= value + 1e-6 * abs(value)
+    value, _ = lowest(problem, [by_family, problem.starts[0], moved(found, points)])
+    assert problem.value(moved(found, points))[0] <= value + 1e-6 * abs(value)
 
 
 @pytest.mark.parametrize("n", [1, 4, 8, 9, 12, 40])

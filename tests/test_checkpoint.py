@@ -71,28 +71,15 @@ def test_no_other_inputs_resume(kept, tmp_path):
     fit(tmp_path, X.copy())
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"hidden": (4,)},
-        {"activation": "relu"},
-        {"input_skip": False},
-        {"hidden_prior": 0.5},
-        {"noise": "full"},
-        {"training": TrainingOptions(bias_prior="shared")},
-        {"max_epochs": 2},
-        {"batch_size": 4},
-        {"dtype": "float32"},
-        {"random_state": 1},
-        {"training": TrainingOptions(learning_rate=0.1)},
-        {"training": TrainingOptions(validation_fraction=0.3)},
-        {"training": TrainingOptions(patience=3)},
-        {"training": TrainingOptions(early_stopping=True)},
-        {"backbone": make},
-    ],
-    ids=lambda other: next(iter(other)),
-)
-def test_another_setting_does_not_resume(kept, tmp_path, other):
+OTHERS = {"hidden": (4,), "activation": "relu", "input_skip": False, "hidden_prior": 0.5, "noise": "full"}
+OTHERS |= {"max_epochs": 2, "batch_size": 4, "dtype": "float32", "random_state": 1, "backbone": make}
+OF_TRAINING = {"bias_prior": "shared", "learning_rate": 0.1, "validation_fraction": 0.3, "patience": 3}
+OF_TRAINING |= {"early_stopping": True}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *OF_TRAINING])
+def test_another_setting_does_not_resume(kept, tmp_path, name):
+    other = {"training": TrainingOptions(**{name: OF_TRAINING[name]})} if name in OF_TRAINING else {name: OTHERS[name]}
     fit(tmp_path)
     refused("belongs to another training", fit, tmp_path, **other)
 

@@ -79,6 +79,9 @@ def test_dictionaries_with_ids_give_the_posterior_of_the_pooled_features(text):
     phi = network.features(**text)
     assert type(model) is BLLRegressor
     check(model, text, *by_hand(phi, y, phi))
+    w = torch.rand(M, generator=torch.Generator().manual_seed(2)) + 0.5  # entries of a dictionary have names
+    named = attach(network, LoaderSource([text | {"energy": y, "w": w}], targets="energy", weight="w"))
+    check(named, text, *by_hand(phi, y, phi, w))
 
 
 def test_every_token_is_a_row_and_padding_is_none(text):
@@ -220,15 +223,6 @@ def test_updates_are_one_attach_of_all_rows(text):
     kept = (flipped["attention_mask"] > 0)[..., None]
     model.update(flipped, (y + 0.2).where(kept, torch.nan)).reestimate()
     np.testing.assert_allclose(model.predict(text), whole.predict(text), rtol=1e-5, atol=1e-6)
-
-
-def test_the_entries_of_a_dictionary_have_names(text):
-    network = tokens(2, pooled=True)
-    y, w = noisy(network(**text).logits), torch.rand(M, generator=torch.Generator().manual_seed(2)) + 0.5
-    batch = text | {"energy": y, "w": w}
-    phi = network.features(**text)
-    model = attach(network, LoaderSource([batch], targets="energy", weight="w"))
-    check(model, text, *by_hand(phi, y, phi, w))
 
 
 def test_what_is_wrong_with_batches_is_said(text, as_a_user):
