@@ -104,7 +104,7 @@ class Trainer:
         return networks
 
     def _together(self, jobs: Sequence[Callable[[], list[nn.Module]]], stop: Event) -> list[list[nn.Module]]:
-        """Run jobs, on a processor side by side: threads that do not wait for each other gain more than those of torch."""
+        """Run jobs, on a processor side by side: threads that wait for none gain more than those of torch."""
         if self.rows.main.X.device.type != "cpu":
             return [job() for job in jobs]
         cores = torch.get_num_threads()
