@@ -45,6 +45,8 @@ from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths,
 logger = logging.getLogger(__name__)
 ROWS_PER_CORE = 200
 """Rows below which a second core costs more than it gains."""
+PATIENCE = 40
+"""Steps without progress after which the learning rate falls, at least two passes over the rows."""
 REGION_STEPS = 0.6
 """Steps of networks that leave out a region, over those of the others."""
 
@@ -213,7 +215,8 @@ class Trainer:
                     batch_size=settings.training.batch_size,
                     seed=settings.seed,
                 )
-                options["plateau"] = Plateau(problem.watch if watched else None)
+                patience = max(PATIENCE, 2 * problem.n_batches)
+                options["plateau"] = Plateau(problem.watch if watched else None, patience=patience)
                 most = settings.training.max_epochs * problem.n_batches if most is None else most
             steps = self._train(problem, network, tasks, place, most=most, **options).best_epoch
         stack.to(dtype)

@@ -71,8 +71,8 @@ FAST_BLOCKS, LARGE_TABLE_BLOCKS = 3, 2
 """Number of blocks held out with preset="fast" and for large tables, whose blocks hold many rows each."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows per mini-batch of a single network, for a table in memory and for a source."""
-STACK_BATCH, STACK_TABLE = 512, 1_000
-"""Rows per mini-batch of each network of a mixture, above this many rows."""
+STACK_BATCH, STACK_TABLE, STACK_STEPS = 1_024, 1_000, 800
+"""Rows per mini-batch of each network of a mixture, above this many rows; most steps, of which data may need fewer."""
 
 
 WORDS: dict[str, tuple[Iterable[str], tuple[type, ...]]] = {
@@ -294,7 +294,8 @@ def _training(asked: Asked) -> TrainingSettings:
     if epochs == "auto" and batch_size is None:
         epochs = round(share * (FULL_STEPS if brisk else SLOW_STEPS))
     elif epochs == "auto" and batch_size == STACK_BATCH:
-        epochs = math.ceil(share * FULL_STEPS / (n_rows / STACK_BATCH))
+        one = n_rows / STACK_BATCH
+        epochs = math.ceil(share * min(max(FULL_STEPS, 2 * PASSES * one), STACK_STEPS) / one)
     elif epochs == "auto":
         one, (least, most) = n_rows / int(batch_size), BATCH_STEPS  # steps of one pass
         steps = min(max(2 * PASSES * one, least), most) if complete else FULL_STEPS

@@ -187,7 +187,7 @@ class StackedNetworks(Problem):
         self.frozen: FrozenLayer
         """Last layers of the last step."""
         self.running: list[Tensor] | None = None
-        """Running averages over batches, per row."""
+        """Running averages over batches, times all rows."""
         self.updates, self.effective_rows, self.loaded = 0, 0.0, False
         self.nlml = torch.zeros_like(self.count)
         self.multiplications = 3 * n * sum(p.numel() for p in self.parameters)
@@ -316,16 +316,19 @@ class StackedNetworks(Problem):
             sums += [(weight * (precision > 0)).sum(1).double(), logs.double()]
         if self.n_batches > 1:
             over = lambda total, like: total.reshape(-1, *[1] * (like.dim() - 1))
-            sums = [x / over(self.batch_weight, x) for x in sums]
-            n, before = self.passes.rows.shape[1], self.running
+            new = [x.mul_(over(self.count / self.batch_weight, x)) for x in sums]
+            n, sums = self.passes.rows.shape[1], self.running
             share = share_of(n, k, self.effective_rows, speed)
-            if before is not None:
-                fine = torch.isfinite(before[0]).flatten(1).all(1)  # a network that was lost starts again
-                both = zip(before, sums, strict=True)
-                sums = [torch.where(over(fine, x), torch.lerp(old, x, share), x) for old, x in both]
-            self.effective_rows = float(n) if before is None else effective_after(self.effective_rows, share, n)
+            self.effective_rows = float(n) if sums is None else effective_after(self.effective_rows, share, n)
+            if sums is None:
+                sums = new
+            else:
+                for old, x in zip(sums, new, strict=True):
+                    fine = torch.isfinite(old.flatten(1).sum(1))  # a network that was lost starts again
+                    old.lerp_(x, share) if bool(fine.all()) else old.copy_(
+                        torch.where(over(fine, x), old.lerp(x, share), x)
+                    )
             self.running = sums
-            sums = [x * over(self.count, x) for x in sums]
         moments, *counts = sums
         if not counts:
             return Statistics.of_moments(moments, centre, q, exact=self.exact)
