@@ -69,7 +69,7 @@ def test_weights_of_one_are_none_and_rows_without_weight_have_no_place():
 def test_ids_and_inputs_of_any_shape_are_merged_by_all_their_numbers(X):
     images = np.random.default_rng(0).normal(size=(4, 2, 3, 3))[np.arange(12) % 4]
     for inputs in (X[:, None], images):
-        found = distinct(Given(inputs, np.ones((12, 1))))
+        found = distinct(Given(inputs, np.ones((12, 1)), is_table=False))
         assert found.weight.tolist() == [3.0] * 4
         np.testing.assert_array_equal(found.X[found.place], inputs)
 

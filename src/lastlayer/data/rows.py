@@ -71,10 +71,10 @@ class Points:
     def take(self, rows: Tensor | ndarray | slice) -> "Points":
         """Select rows; of a stack, the same of every network."""
         rows = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.X.device)
-        X = self.X[rows] if self.T.dim() == 2 else self.X[..., rows, :]
+        X = self.X[rows] if self.readings.t.dim() == 2 else self.X[..., rows, :]
         return Points(X, self.readings.take(rows), None if self.weight is None else self.weight[..., rows])
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Points":
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Points":
         """Move to a device, with inputs of another type; ids stay integers."""
         weight = None if self.weight is None else self.weight.to(device)
         return Points(converted(self.X, dtype, device), self.readings.map(lambda x: x.to(device)), weight)
@@ -211,7 +211,7 @@ class Rows:
             ids=not self.main.X.is_floating_point(),
         )
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Rows":
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Rows":
         """Move to a device, with inputs of another type; ids stay integers."""
         beside = tuple(seen.to(device, dtype) for seen in self.beside)
         return replace(self, main=self.main.to(device, dtype), beside=beside)

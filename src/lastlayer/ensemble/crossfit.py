@@ -21,7 +21,7 @@ from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import features_of, finite_features
 from lastlayer.predictor.member import Member, Unseen
-from lastlayer.settings.types import Family, Settings
+from lastlayer.settings.types import STRUCTURES, Family, Settings
 
 ROWS_PER_FEATURE = 10
 """With this many rows per feature that the data determine, a last layer may learn the rows it was evaluated on."""
@@ -103,7 +103,7 @@ class CrossFit:
                 most[family] = fit
         for family, fit in most.items():
             rows = self.rows.main.take(fit.task.split.train)
-            weight = torch.ones_like(rows.T[:, 0]) if rows.weight is None else rows.weight
+            weight = torch.ones_like(rows.readings.t[:, 0]) if rows.weight is None else rows.weight
             cost = fit.posterior.variance_ratio(fit.member.features(rows.X))
             cost = cost if cost.dim() == 1 else cost.mean(-1)
             inside[family] = float((leave_one_out_cost(weight * cost) / weight).max())
@@ -142,7 +142,7 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
         sums = (at.statistics(of) if rows.learned else Rows(at, rows.beside).by_noise(of) for at, of in each)
         layer = settings.layer
         posteriors = by_evidence(
-            sums, noise=layer.noise_structure, bias_prior=layer.bias_prior, noise_prior=layer.noise_prior
+            sums, noise=STRUCTURES[layer.noise], bias_prior=layer.bias_prior, noise_prior=layer.noise_prior
         )
     made = map(Fit, tasks, networks, posteriors)
     fits = {(id(fit.task.split), fit.task.family, fit.task.seed): fit for fit in made}

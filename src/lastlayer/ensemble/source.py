@@ -15,13 +15,14 @@ from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictor.member import Member
+from lastlayer.settings.types import DTYPES, STRUCTURES
 from lastlayer.training import batches_for, streamed_statistics
 
 
 def train_on_source(source: Source, architecture: Architecture, run: Run) -> tuple[Member, SourceScales, Points]:
     """Train one network on a source of batches, within `Architecture.seeded`; also give some standardised rows."""
     s, process_group = architecture.settings, ProcessGroup.current()
-    device, dtype, batch_size = s.place.torch_device, s.place.torch_dtype, s.training.batch_size
+    device, dtype, batch_size = torch.device(s.place.device), DTYPES[s.place.dtype], s.training.batch_size
     assert batch_size is not None
     family = s.ensemble.families[0]
     with_checkpoint = {"with checkpoint": run.checkpoint is not None}
@@ -54,5 +55,5 @@ def train_on_source(source: Source, architecture: Architecture, run: Run) -> tup
     parts = exact.batches(batch_size, process_group=process_group)
     statistics = streamed_statistics(network, parts, process_group=process_group)
     history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
-    (posterior,) = by_evidence([statistics], noise=s.layer.noise_structure, bias_prior=s.layer.bias_prior)
+    (posterior,) = by_evidence([statistics], noise=STRUCTURES[s.layer.noise], bias_prior=s.layer.bias_prior)
     return Member(network, posterior, family), scales, replace(sample, X=converted(sample.X, dtype))

@@ -24,7 +24,7 @@ from lastlayer.data.parquet import ParquetSource
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Scales
 from lastlayer.data.sources import ArraySource, Source, Without
-from lastlayer.data.validation import check_groups, validated
+from lastlayer.data.validation import check_groups, seed_of, validated
 from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
 from lastlayer.ensemble.run import Run, running
 from lastlayer.ensemble.source import train_on_source
@@ -43,7 +43,7 @@ from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member, training_costs
 from lastlayer.settings.resolve import check as check_parameters
 from lastlayer.settings.resolve import options_of, resolve
-from lastlayer.settings.types import Given, NoiseModel, Plan, Settings, Shape, TrainingOptions
+from lastlayer.settings.types import DTYPES, Given, NoiseModel, Plan, Settings, Shape, TrainingOptions
 
 STREAMED_ROWS = 200_000
 """Memory maps with more rows than this are streamed from disk by default."""
@@ -243,7 +243,7 @@ class BLLRegressor(LastLayerRegressor):
         if mapped and (self.batch_size != "auto" or len(X) > STREAMED_ROWS):
             with ProcessGroup.current().guarded():
                 return self._fit_mapped(X, y, sample_weight, validation_data, groups)
-        seed = self._seed()
+        seed = seed_of(self.random_state)
         nd, known = self.backbone is not None, {"noise_std": noise_std, "observations": observations}
         given = validated(self, X, y, sample_weight, groups=groups, nd=nd, partly=True, **known)
         by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
@@ -257,7 +257,7 @@ class BLLRegressor(LastLayerRegressor):
         with running(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
             run.digest = "" if run.checkpoint is None else digest_of(given.X, given.y, given.weight)
             _note(given, rows, settings)
-            rows = rows.to(settings.place.torch_device, settings.place.torch_dtype)
+            rows = rows.to(settings.place.device, DTYPES[settings.place.dtype])
             splits = folds_for(settings, rows, splitter=self.calibration, labels=groups)
             fits = cross_fit(rows, splits, Architecture(settings, self.backbone), run)
             with run.stage("calibration"):
@@ -294,7 +294,7 @@ class BLLRegressor(LastLayerRegressor):
 
     def _common_seed(self) -> int:
         """Seed of the first process, for all; a given `random_state` must be the same on all processes."""
-        group, seed = ProcessGroup.current(), self._seed()
+        group, seed = ProcessGroup.current(), seed_of(self.random_state)
         group.agree({"random_state": "None" if self.random_state is None else f"seed {seed}"})
         return group.gather(seed)[0]
 
@@ -409,8 +409,8 @@ class BLLRegressor(LastLayerRegressor):
         """Calibrate the fitted value as its settings say, and end the fit."""
         self.history_, plan = dict(vars(run.history)), self.fitted_.settings.plan
         if validation_data is not None:
-            (self.calibrate if plan.curves else self.tune_alpha)(*validation_data)
-        elif fits is not None and plan.curves:
+            (self.calibrate if plan.what == "curve" else self.tune_alpha)(*validation_data)
+        elif fits is not None and plan.what == "curve":
             self.fitted_ = revisions.calibrate(self.fitted_, fits.held_out())
         elif fits is not None and plan.rows is not None:
             self.fitted_, self.alpha_curve_ = revisions.tune_alpha_on_folds(self.fitted_, fits.alpha_folds())
@@ -475,7 +475,7 @@ class BLLRegressor(LastLayerRegressor):
 
 def _note(given: Given, rows: Rows, settings: Settings) -> None:
     """Log what is fitted and by which settings; warn of missing targets, and of copies where rows are held out."""
-    shape, q = rows.main.X.shape, rows.main.T.shape[1]
+    shape, q = rows.main.X.shape, given.y.shape[1]
     n_rows, inputs = f"{shape[0]:,}", " x ".join(map(str, shape[1:]))
     place = settings.place.device
     logger.info("fit to %s rows, %s inputs, %d outputs on %s; calibration: %s", n_rows, inputs, q, place, settings.plan)
@@ -491,7 +491,7 @@ def _note(given: Given, rows: Rows, settings: Settings) -> None:
         )
     n_used = len(given.X) if given.weight is None else int((given.weight > 0).sum())
     n_groups = n_used if rows.copies is None else int(rows.copies.max()) + 1
-    if settings.plan in (Plan("folds"), Plan("holdout")) and n_groups <= (1 - SHARE) * n_used:
+    if settings.plan in (Plan("folds", "curve"), Plan("holdout", "curve")) and n_groups <= (1 - SHARE) * n_used:
         warnings.warn(
             f"{n_used} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so "
             "that the model is evaluated on rows that are new to it",

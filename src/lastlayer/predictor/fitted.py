@@ -32,7 +32,7 @@ from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.member import Member
 from lastlayer.predictor.module import Predictor
-from lastlayer.settings.types import FOURIER, Family, Given, Settings
+from lastlayer.settings.types import DTYPES, FOURIER, Family, Given, Settings
 
 CACHED = 2**16
 """Numbers of an intermediate array per thread: larger ones leave the cache, and are allocated anew at every step."""
@@ -220,7 +220,7 @@ class Fitted:
         """
         Z = torch.from_numpy(np.array(X, order="C"))
         Z = Z if self.inputs is None else self.inputs.forward(Z)
-        return converted(Z, self.settings.place.torch_dtype, self.settings.place.torch_device)
+        return converted(Z, DTYPES[self.settings.place.dtype], self.settings.place.device)
 
     def check_reach(self, X: ndarray, y: Float[ndarray, "m q"] | None = None) -> None:
         """Check that rows are close enough to the training data for finite predictions."""
@@ -233,7 +233,7 @@ class Fitted:
         """Convert rows to training data."""
         given = Given(X, np.asarray(y, dtype=float).reshape(len(y), -1), sample_weight)
         rows = Rows.of(given, self.likelihood, Scales(self.inputs, self.targets)).main
-        return rows.to(self.settings.place.torch_device, self.settings.place.torch_dtype)
+        return rows.to(self.settings.place.device, DTYPES[self.settings.place.dtype])
 
     def features(self, i: int, Z: Tensor) -> Float[Tensor, "m p"]:
         """Compute the affine features of a member.

@@ -18,7 +18,7 @@ from lastlayer.settings.types import (
     LINEAR,
     NEEDS_EVERY_TARGET,
     NO_NOISE_PRIOR,
-    NOISE_MODELS,
+    STRUCTURES,
     WEAK_NOISE_PRIOR,
     EnsembleSettings,
     Family,
@@ -76,7 +76,7 @@ STACK_BATCH, STACK_TABLE = 512, 1_000
 
 
 WORDS: dict[str, tuple[Iterable[str], tuple[type, ...]]] = {
-    "noise": (NOISE_MODELS, ()),
+    "noise": (STRUCTURES, ()),
     "bias_prior": (BIAS_PRIORS, ()),
     "dtype": (DTYPES, ()),
     "preset": (("calibrated", "fast", "evidence"), ()),
@@ -127,8 +127,8 @@ def resolve(parameters: Mapping[str, Any], data: Shape, *, seed: int) -> Setting
     spare = p["preset"] != "evidence" and data.shape is not None
     spare = spare and n_groups >= (FEW_ROWS if own_network else LEAST_ROWS)
     plan = _plan(p, data, spare=spare)
-    is_table, mixture = not data.ids and len(data.shape or (0, 0)) == 2, spare and plan.curves and not own_network
-    asked = Asked(p, data, n_rows, n_groups, plan, is_table, mixture)
+    is_table = not data.ids and len(data.shape or (0, 0)) == 2
+    asked = Asked(p, data, n_rows, n_groups, plan, is_table, spare and plan.what == "curve" and not own_network)
     device = str(p["device"]) if p["device"] != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     place, training = Place(device, p["dtype"]), _training(asked)
     settings = Settings(_network(asked), _ensemble(asked), training, _layer(asked), plan, place, seed)
@@ -215,14 +215,14 @@ def _plan(p: Mapping[str, Any], data: Shape, *, spare: bool) -> Plan:
             raise InputError(
                 f"calibration={given!r} and validation_data both select the rows for calibration: give one of them"
             )
-        return Plan("given")
+        return Plan("given", "curve")
     if data.validation:
         return Plan("validation", "curve" if given == "auto" and p["preset"] != "evidence" else "alpha")
     if given == "alpha":
         return Plan("folds", "alpha")
     if given is None or not spare:
         return Plan()
-    return Plan("holdout" if own_network and p["n_members"] in ("auto", 1) else "folds")
+    return Plan("holdout" if own_network and p["n_members"] in ("auto", 1) else "folds", "curve")
 
 
 def _network(asked: Asked) -> NetworkSettings:
@@ -314,7 +314,7 @@ def _training(asked: Asked) -> TrainingSettings:
 
 
 def _layer(asked: Asked) -> LayerSettings:
-    p, can_vary = asked.p, asked.plan.curves and asked.data.shape is not None and asked.is_table
+    p, can_vary = asked.p, asked.plan.what == "curve" and asked.data.shape is not None and asked.is_table
     return LayerSettings(
         noise="diagonal" if p["noise"] == "auto" and not can_vary else p["noise"],
         bias_prior=p["bias_prior"],
@@ -348,7 +348,7 @@ def _check_together(settings: Settings, asked: Asked) -> None:
         )
     if not data.complete and settings.layer.noise == "full":
         raise InputError(NEEDS_EVERY_TARGET)
-    if settings.layer.noise == "input" and not (settings.plan.curves and asked.is_table):
+    if settings.layer.noise == "input" and not (settings.plan.what == "curve" and asked.is_table):
         rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"
         raise InputError(
             'noise="input" is fitted to held-out rows of a table: it cannot be combined with '
