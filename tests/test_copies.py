@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import sine
+from helpers import held_from, sine
 from models import CASES
 from numpy import ndarray
 from sklearn.model_selection import KFold
@@ -177,7 +177,7 @@ def test_near_copies_are_held_out_together_and_count_as_one_row():
         near = BLLRegressor(**FAST).fit(X, y)
     assert near.settings_.network.hidden == (10, 10)
     data = near.fitted_.data(X, y)
-    unseen = np.stack([member.unseen.has(data) for member in near.members_])
+    unseen = np.stack([held_from(member, data) for member in near.members_])
     assert unseen.any(0).all()
     np.testing.assert_array_equal(unseen[:, :60], unseen[:, 60:])
     assert BLLRegressor(**ONE).fit(*sine(120, d=2)).settings_.network.hidden == (20, 20)

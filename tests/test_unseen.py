@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import close, refused, sine
+from helpers import close, held_from, refused, sine
 from numpy import ndarray
 
 import lastlayer
@@ -39,7 +39,7 @@ def _fitted(dtype: str, weighted: bool) -> BLLRegressor:
 
 def unseen_rows(model: BLLRegressor) -> ndarray:
     """(members, rows) that each has not seen."""
-    return np.stack([member.unseen.has(model.fitted_.data(X, Y)) for member in model.members_])
+    return np.stack([held_from(member, model.fitted_.data(X, Y)) for member in model.members_])
 
 
 def two_of_a_fold(model: BLLRegressor) -> list[int]:
@@ -226,20 +226,18 @@ def test_rows_of_more_dimensions_have_fingerprints_of_all_numbers():
 
 def test_no_rows_are_known_by_nothing():
     rows = data([[0.0], [1.0]], [[0.0], [1.0]])
-    assert NOTHING.has(rows).tolist() == [False, False]
-    rest, weight = NOTHING.without(rows)
+    rest, weight = NOTHING.without(keys_of(rows), None)
     assert (len(rest.keys), weight.tolist()) == (0, [1.0, 1.0])
 
 
 def test_weights_of_equal_rows_add_up_and_are_taken_in_turn():
-    known = Unseen.of(data([[1.0], [2.0], [1.0]], [[0.0]] * 3, [0.5, 2.0, 1.0]))
+    keys = lambda *x: keys_of(data([[each] for each in x], [[0.0]] * len(x)))
+    known = Unseen.of(keys(1.0, 2.0, 1.0), torch.tensor([0.5, 2.0, 1.0]))
     assert sorted(known.weight) == [1.5, 2.0]
-    asked = data([[1.0], [3.0], [1.0], [2.0], [1.0]], [[0.0]] * 5, [1.0, 5.0, 1.0, 2.0, 0.25])
-    assert known.has(asked).tolist() == [True, False, True, True, True]
-    rest, weight = known.without(asked)
+    rest, weight = known.without(keys(1.0, 3.0, 1.0, 2.0, 1.0), torch.tensor([1.0, 5.0, 1.0, 2.0, 0.25]))
     assert (len(rest.keys), weight.tolist()) == (0, [0.0, 5.0, 0.5, 0.0, 0.25])
-    rest, weight = known.without(data([[1.0]], [[0.0]]))
+    rest, weight = known.without(keys(1.0), None)
     assert (sorted(rest.weight), weight.tolist()) == ([0.5, 2.0], [0.0])
     assert sorted(known.weight) == [1.5, 2.0]  # the value itself does not change
     assert sorted(known.scaled(0.5).weight) == [0.75, 1.0]
-    assert Unseen.of(data([[1.0], [1.0]], [[0.0]] * 2)).weight.tolist() == [2.0]
+    assert Unseen.of(keys(1.0, 1.0)).weight.tolist() == [2.0]

@@ -31,26 +31,22 @@ class Unseen:
     """The current weight of each."""
 
     @classmethod
-    def of(cls, data: Points) -> "Unseen":
-        """Collect standardised rows; equal ones are counted together."""
-        keys, place = np.unique(keys_of(data), return_inverse=True)
-        weight = None if data.weight is None else data.weight.cpu().double().numpy()
-        return cls(keys, np.bincount(place, weight, len(keys)).astype(float))
-
-    def has(self, data: Points) -> Bool[ndarray, " m"]:
-        """Mask of the rows that are among these."""
-        return np.isin(keys_of(data), self.keys) if len(self.keys) else np.zeros(len(data.X), dtype=bool)
+    def of(cls, keys: Int64[ndarray, " m"], weight: Tensor | None = None) -> "Unseen":
+        """Collect rows by their fingerprints; equal ones are counted together."""
+        keys, place = np.unique(keys, return_inverse=True)
+        total = np.bincount(place, None if weight is None else weight.double().numpy(force=True), len(keys))
+        return cls(keys, total.astype(float))
 
     def scaled(self, factor: float) -> "Unseen":
         """Down-weight these rows as the seen ones are."""
         return Unseen(self.keys, factor * self.weight)
 
-    def without(self, data: Points) -> 'tuple[Unseen, Float[ndarray, " m"]]':
+    def without(self, keys: Int64[ndarray, " m"], weight: Tensor | None) -> 'tuple[Unseen, Float[ndarray, " m"]]':
         """Remove rows; return the rest, and the weight of each row that is still to be removed from the seen ones."""
-        rest, own = self.weight.copy(), keys_of(data)
-        weight = np.ones(len(data.X)) if data.weight is None else data.weight.cpu().numpy().astype(float)
-        for row in np.flatnonzero(np.isin(own, self.keys)):
-            place = np.searchsorted(self.keys, own[row])
+        rest = self.weight.copy()
+        weight = np.ones(len(keys)) if weight is None else weight.double().numpy(force=True).copy()
+        for row in np.flatnonzero(np.isin(keys, self.keys)):
+            place = np.searchsorted(self.keys, keys[row])
             taken = min(rest[place], weight[row])
             rest[place] -= taken
             weight[row] -= taken
@@ -101,7 +97,8 @@ def training_costs(members: Sequence[Member], data: Points) -> Float[Tensor, " n
     for rows in row_chunks(len(data.X)):
         each = [member.posterior.variance_ratio(member.features(data.X[rows])) for member in members]
         costs.append(torch.stack([cost if cost.dim() == 1 else cost.mean(-1) for cost in each]).cpu())
-    new = torch.stack([torch.from_numpy(member.unseen.has(data)) for member in members])
+    keys = keys_of(data)
+    new = torch.from_numpy(np.stack([np.isin(keys, member.unseen.keys) for member in members]))
     return cost_quantiles(torch.cat(costs, 1), new)
 
 

@@ -25,7 +25,7 @@ from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of, finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictor.fitted import BlockOps, Fitted, as_arrays
-from lastlayer.predictor.member import Member
+from lastlayer.predictor.member import Member, keys_of
 from lastlayer.settings.types import DTYPES, Family
 
 
@@ -173,9 +173,10 @@ def squared_residuals(
 
 def without_rows(fitted: Fitted, data: Points) -> Fitted:
     """Remove rows from every last layer that was fitted to them."""
+    keys = keys_of(data)
 
     def changed(member: Member) -> Member:
-        unseen, weight = member.unseen.without(data)
+        unseen, weight = member.unseen.without(keys, data.weight)
         seen = np.flatnonzero(weight)
         if not len(seen):
             return replace(member, unseen=unseen)
