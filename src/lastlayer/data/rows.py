@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from typing import Any, Protocol, runtime_checkable
 
@@ -105,7 +105,8 @@ class Points:
     @torch.no_grad()
     def statistics(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
         """Statistics of linear features, computed chunk by chunk."""
-        return reduce(add, (self.take(rows).moments(linear, noise_var) for rows in row_chunks(len(self.X))))
+        parts = [self] if len(self.X) <= CHUNK_ROWS else self.chunks()
+        return reduce(add, (part.moments(linear, noise_var) for part in parts))
 
     def chunks(self, size: int = CHUNK_ROWS) -> "Iterator[Points]":
         """Split the rows into chunks that fit into memory with their features."""
@@ -216,12 +217,12 @@ class Rows:
         beside = tuple(seen.to(device, dtype) for seen in self.beside)
         return replace(self, main=self.main.to(device, dtype), beside=beside)
 
-    @property
+    @cached_property
     def complete(self) -> bool:
         """Whether every target is read with the learned noise alone, and there are no functionals."""
         return self.main.readings.complete and not self.beside
 
-    @property
+    @cached_property
     def learned(self) -> bool:
         """Whether all noise is learned."""
         return self.main.readings.known is None and not self.beside

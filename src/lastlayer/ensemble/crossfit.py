@@ -20,7 +20,7 @@ from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.splits import Split
 from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
-from lastlayer.networks.mlp import features_of, finite_features
+from lastlayer.networks.mlp import copied, features_of, finite_features
 from lastlayer.predictor.member import Member, Unseen, keys_of
 from lastlayer.settings.types import STRUCTURES, Family
 
@@ -105,13 +105,14 @@ class CrossFit:
 
     def _member(self, fit: Fit, keys: Int64[ndarray, " m"] | None) -> Member:
         """The member of a fit, which learns its held-out rows only if they change it little."""
-        split, posterior = fit.task.split, fit.member.posterior
+        split, posterior, main = fit.task.split, fit.member.posterior, self.rows.main
         if keys is None or not len(split.held):
             return fit.member
-        held = self.rows.main.take(split.held)
         if ROWS_PER_FEATURE * posterior.determined > split.n_groups:
-            return replace(fit.member, unseen=Unseen.of(keys[split.held], held.weight))
-        more = held.statistics(partial(finite_features, fit.member.network), posterior.Sigma_E.diagonal())
+            weight = None if main.weight is None else main.weight[split.held]
+            return replace(fit.member, unseen=Unseen.of(keys[split.held], weight))
+        noise_var = posterior.Sigma_E.diagonal()
+        more = main.take(split.held).statistics(partial(finite_features, fit.member.network), noise_var)
         return replace(fit.member, posterior=posterior.update(more))
 
 
@@ -129,7 +130,7 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
         again = [1000 * i for i in range(n)] if not family.once else [0]
         tasks += [Task(Split(np.arange(m), np.empty(0, int), "all", m), family, seed + more) for more in again]
     with architecture.seeded():
-        networks = Trainer(architecture, rows, run).networks(tasks)
+        networks = [copied(network) for network in Trainer(architecture, rows, run).networks(tasks)]
     with run.stage("last layers", WORK_PER_ROW * m):
         learned, of = rows.learned, [partial(finite_features, network) for network in networks]
         parts = ((rows.main.take(task.split.train), linear) for task, linear in zip(tasks, of, strict=True))

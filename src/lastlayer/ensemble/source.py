@@ -12,7 +12,7 @@ from lastlayer.data.rows import Points
 from lastlayer.data.sources import Source, SourceScales, StandardizedSource, common_of, scales_of
 from lastlayer.ensemble.run import Run
 from lastlayer.networks.architecture import Architecture
-from lastlayer.networks.mlp import finite_features
+from lastlayer.networks.mlp import copied, finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictor.member import Member
 from lastlayer.settings.types import DTYPES, STRUCTURES
@@ -56,4 +56,4 @@ def train_on_source(source: Source, architecture: Architecture, run: Run) -> tup
     statistics = streamed_statistics(network, parts, process_group=process_group)
     history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
     (posterior,) = by_evidence([statistics], noise=STRUCTURES[s.layer.noise], bias_prior=s.layer.bias_prior)
-    return Member(network, posterior, family), scales, replace(sample, X=converted(sample.X, dtype))
+    return Member(copied(network), posterior, family), scales, replace(sample, X=converted(sample.X, dtype))

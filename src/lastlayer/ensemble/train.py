@@ -122,7 +122,7 @@ class Trainer:
             return [None] * len(tasks)
         main, dtype = self.rows.main, DTYPES[self.architecture.settings.place.dtype]
         n_bins = bins_of(main.X)
-        return [PiecewiseEncoding.of(main.take(task.split.train).X, n_bins).to(dtype) for task in tasks]
+        return [PiecewiseEncoding.of(main.X[task.split.train], n_bins).to(dtype) for task in tasks]
 
     def _trained(self, tasks: list[EncodedTask], stage: int, stop: Event) -> list[nn.Module]:
         """Train networks as stacks: as many steps as held-out rows ask for, and the others by their example."""

@@ -392,12 +392,11 @@ class BLLRegressor(LastLayerRegressor):
         assert scales is not None
         if any(member.posterior.noise_floored for member in members) and data.varied:
             warnings.warn(FLOORED_NOISE, FlooredNoiseWarning, stacklevel=3)
-        kept = tuple(replace(m, network=copied(m.network)) for m in members)
         self.fitted_ = Fitted(
             inputs=scales.inputs,
             targets=scales.targets,
-            members=kept,
-            sample_cost=training_costs(kept, data),
+            members=tuple(members),
+            sample_cost=training_costs(members, data),
             settings=settings,
             n_features_in=self.n_features_in_,
             feature_names=tuple(getattr(self, "feature_names_in_", ())) or None,

@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer._internal.chunks import row_chunks
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior, leave_one_out_cost
 from lastlayer.data.copies import fingerprints
@@ -92,14 +91,11 @@ def keys_of(data: Points) -> Int64[ndarray, " m"]:
 @torch.no_grad()
 def training_costs(members: Sequence[Member], data: Points) -> Float[Tensor, " n"]:
     """Quantiles of the affine costs at alpha* that the training points would have if they were new."""
-    costs = []
     data = data.take(slice(None, None, -(-len(data.X) // MOST_ROWS)))
-    for rows in row_chunks(len(data.X)):
-        each = [member.posterior.variance_ratio(member.features(data.X[rows])) for member in members]
-        costs.append(torch.stack([cost if cost.dim() == 1 else cost.mean(-1) for cost in each]).cpu())
     keys = keys_of(data)
+    each = [member.posterior.variance_ratio(member.features(data.X)) for member in members]
     new = torch.from_numpy(np.stack([np.isin(keys, member.unseen.keys) for member in members]))
-    return cost_quantiles(torch.cat(costs, 1), new)
+    return cost_quantiles(torch.stack([cost if cost.dim() == 1 else cost.mean(-1) for cost in each]).cpu(), new)
 
 
 def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None = None) -> Float[Tensor, " n"]:
