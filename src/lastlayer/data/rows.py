@@ -1,8 +1,8 @@
 """Rows as training takes them: readings of a function at points, and of functionals of it beside them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from operator import add
 from typing import Any, Protocol, runtime_checkable
 
@@ -171,6 +171,14 @@ class Rows:
     """Index of each row's group of nearly equal rows; None: such rows were not looked for."""
     groups: Int[ndarray, " m"] | None = None
     """Index of each row's group as given, where groups that share copies are one; None: there are no groups."""
+    complete: bool = field(init=False)
+    """Whether every target is read with the learned noise alone, and there are no functionals."""
+    learned: bool = field(init=False)
+    """Whether all noise is learned."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "complete", self.main.readings.complete and not self.beside)
+        object.__setattr__(self, "learned", self.main.readings.known is None and not self.beside)
 
     @classmethod
     def of(cls, given: Given, likelihood: Likelihood, scales: Scales | None = None) -> "Rows":
@@ -216,16 +224,6 @@ class Rows:
         """Move to a device, with inputs of another type; ids stay integers."""
         beside = tuple(seen.to(device, dtype) for seen in self.beside)
         return replace(self, main=self.main.to(device, dtype), beside=beside)
-
-    @cached_property
-    def complete(self) -> bool:
-        """Whether every target is read with the learned noise alone, and there are no functionals."""
-        return self.main.readings.complete and not self.beside
-
-    @cached_property
-    def learned(self) -> bool:
-        """Whether all noise is learned."""
-        return self.main.readings.known is None and not self.beside
 
     def take(self, rows: Tensor | ndarray | slice) -> "Rows":
         """Select rows of the table; functionals stay."""

@@ -132,9 +132,10 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
     with architecture.seeded():
         networks = [copied(network) for network in Trainer(architecture, rows, run).networks(tasks)]
     with run.stage("last layers", WORK_PER_ROW * m):
-        learned, of = rows.learned, [partial(finite_features, network) for network in networks]
+        of = [partial(finite_features, network) for network in networks]
         parts = ((rows.main.take(task.split.train), linear) for task, linear in zip(tasks, of, strict=True))
-        sums = (at.statistics(linear) if learned else Rows(at, rows.beside).by_noise(linear) for at, linear in parts)
+        by_noise = lambda at, linear: Rows(at, rows.beside).by_noise(linear)
+        sums = (at.statistics(linear) if rows.learned else by_noise(at, linear) for at, linear in parts)
         layer = settings.layer
         posteriors = by_evidence(
             sums, noise=STRUCTURES[layer.noise], bias_prior=layer.bias_prior, noise_prior=layer.noise_prior
