@@ -283,13 +283,15 @@ class Fitted:
             judge = FOURIER if FOURIER in families else families[0]
             star = parts.cost_star[[family == judge for family in families]]
             beyond = star.mean(-1).mean(0) > found.curves[judge].reach
+        correlation, references = self.correlation, self.references
+        outside = formula.outside_fraction(np, references, parts.cost_star)[:, 0] if references else None
         prediction = MixturePrediction(
             component_mean=parts.mean,
             component_epistemic_var=parts.epistemic,
             component_noise_var=parts.noise * float(noise),
             affine_cost=parts.cost.mean(-1).mean(0),
             weights=parts.weights[..., 0],
-            correlation=self.correlation,
+            correlation=correlation,
             conformal_scores=self.conformal_scores if noise else None,
             beyond_reach=beyond,
             y_ndim=self.y_ndim,
@@ -297,9 +299,7 @@ class Fitted:
         if found is not None and (share := found.tails.share):
             widths = [1.0, found.tails.factor]
             prediction = prediction.split([1 - share, share], widths, widths)
-        if not self.references:
-            return prediction
-        return prediction.merged(formula.outside_fraction(np, self.references, parts.cost_star)[:, 0])
+        return prediction if outside is None else prediction.merged(outside)
 
     @cached_property
     def references(self) -> list[tuple[list[int], float]]:

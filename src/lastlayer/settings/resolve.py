@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,7 +75,7 @@ STACK_BATCH, STACK_TABLE = 512, 1_000
 """Rows per mini-batch of each network of a mixture, above this many rows."""
 
 
-WORDS: dict[str, tuple[Iterable[str], tuple[type, ...]]] = {
+WORDS: dict[str, tuple[Collection[str], tuple[type, ...]]] = {
     "noise": (STRUCTURES, ()),
     "bias_prior": (BIAS_PRIORS, ()),
     "dtype": (DTYPES, ()),
@@ -147,7 +147,7 @@ def check(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Check every parameter, and combinations that no data allow; return them with the options of training."""
     p = {**parameters, **vars(options_of(parameters["training"]))}
     for name, (words, kinds) in WORDS.items():
-        if isinstance(p[name], str) or not isinstance(p[name], kinds):
+        if not (p[name] in words if isinstance(p[name], str) else isinstance(p[name], kinds)):
             check_choice(name, p[name], words)
     for name, (wanted, least, whole, free) in NUMBERS.items():
         value = p[name]
