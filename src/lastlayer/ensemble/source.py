@@ -8,8 +8,8 @@ from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import Digest, digest_of, layout_of
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.data.distributed import ProcessGroup
-from lastlayer.data.rows import Points
-from lastlayer.data.sources import Source, SourceScales, StandardizedSource, common_of, scales_of
+from lastlayer.data.rows import Rows
+from lastlayer.data.sources import Source, StandardizedSource, common_of, scales_of
 from lastlayer.ensemble.run import Run
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied, finite_features
@@ -19,7 +19,7 @@ from lastlayer.settings.types import DTYPES, STRUCTURES
 from lastlayer.training import batches_for, streamed_statistics
 
 
-def train_on_source(source: Source, architecture: Architecture, run: Run) -> tuple[Member, SourceScales, Points]:
+def train_on_source(source: Source, architecture: Architecture, run: Run) -> tuple[Member, Rows]:
     """Train one network on a source of batches, within `Architecture.seeded`; also give some standardised rows."""
     s, process_group = architecture.settings, ProcessGroup.current()
     device, dtype, batch_size = torch.device(s.place.device), DTYPES[s.place.dtype], s.training.batch_size
@@ -56,4 +56,5 @@ def train_on_source(source: Source, architecture: Architecture, run: Run) -> tup
     statistics = streamed_statistics(network, parts, process_group=process_group)
     history.gap = float(problem.running.gap(statistics)) if problem.running.snapshot is not None else None
     (posterior,) = by_evidence([statistics], noise=STRUCTURES[s.layer.noise], bias_prior=s.layer.bias_prior)
-    return Member(copied(network), posterior, family), scales, replace(sample, X=converted(sample.X, dtype))
+    sample = replace(sample, X=converted(sample.X, dtype))
+    return Member(copied(network), posterior, family), Rows(sample, scales=scales)

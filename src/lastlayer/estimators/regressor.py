@@ -21,8 +21,7 @@ from lastlayer.data.copies import SHARE, distinct, whole_groups
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.observe import Observations
 from lastlayer.data.parquet import ParquetSource
-from lastlayer.data.rows import Points, Rows
-from lastlayer.data.scaling import Scales
+from lastlayer.data.rows import Rows
 from lastlayer.data.sources import ArraySource, Source, Without
 from lastlayer.data.validation import check_groups, seed_of, validated
 from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
@@ -34,7 +33,6 @@ from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.stage import FeatureStage
 from lastlayer.likelihoods import NAMES, choose
-from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
@@ -254,14 +252,14 @@ class BLLRegressor(LastLayerRegressor):
         rows = Rows.of(used, likelihood)
         shape = replace(rows.shape, validation=validation_data is not None)
         settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)
-        with running(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
+        with running(self.n_jobs, self.verbose, self.progress, self.training) as run:
             run.digest = "" if run.checkpoint is None else digest_of(given.X, given.y, given.weight)
             _note(given, rows, settings)
             rows = rows.to(settings.place.device, DTYPES[settings.place.dtype])
             splits = folds_for(settings, rows, splitter=self.calibration, labels=groups)
             fits = cross_fit(rows, splits, Architecture(settings, self.backbone), run)
             with run.stage("calibration"):
-                self._hold(fits.members(), rows.main, rows.scales, settings, given.y_ndim, likelihood)
+                self._hold(fits.members(), rows, settings, y_ndim=given.y_ndim, likelihood=likelihood)
                 self._calibrate(run, validation_data, fits)
                 place = np.arange(len(used.X)) if used.place is None else used.place
                 self._held_out = self.fitted_, fits.folds, place
@@ -304,16 +302,16 @@ class BLLRegressor(LastLayerRegressor):
         ProcessGroup.current().agree({"digest of validation_data": held_out})
         settings = resolve(self._parameters(), Shape(None, validation_data is not None), seed=seed)
         architecture = Architecture(settings, self.backbone)
-        with running(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
+        with running(self.n_jobs, self.verbose, self.progress, self.training) as run:
             with architecture.seeded():
-                member, scales, sample = train_on_source(source, architecture, run)
-            settings = replace(settings, network=replace(settings.network, ids=not sample.X.is_floating_point()))
-            self.n_features_in_ = int(sample.X.shape[1])  # scikit-learn's definition, also for images
+                member, sample = train_on_source(source, architecture, run)
+            X = sample.main.X
+            settings = replace(settings, network=replace(settings.network, ids=not X.is_floating_point()))
+            self.n_features_in_ = int(X.shape[1])  # scikit-learn's definition, also for images
             vars(self).pop("feature_names_in_", None)
             if isinstance(source, ParquetSource):
                 self.feature_names_in_ = np.array(source.inputs, dtype=object)
-            y_ndim = 2 if len(scales.targets.mean) > 1 else 1
-            self._hold([member], sample, scales, settings, y_ndim, Gaussian())
+            self._hold([member], sample, settings, y_ndim=min(2, sample.main.readings.t.shape[1]))
             self._calibrate(run, validation_data)
 
     @cached_property
@@ -379,29 +377,20 @@ class BLLRegressor(LastLayerRegressor):
         for name in ("fitted_", "alpha_curve_", "held_out_", "_held_out"):
             vars(self).pop(name, None)
 
-    def _hold(
-        self,
-        members: list[Member],
-        data: Points,
-        scales: Scales | None,
-        settings: Settings,
-        y_ndim: int,
-        likelihood: Likelihood,
-    ) -> None:
-        """Store the trained members as an uncalibrated fitted value; `data` holds all or some of the training rows."""
-        assert scales is not None
-        if any(member.posterior.noise_floored for member in members) and data.varied:
+    def _hold(self, members: list[Member], rows: Rows, settings: Settings, **known: Any) -> None:
+        """Store the trained members as an uncalibrated fitted value, given all or some of the training rows."""
+        assert rows.scales is not None
+        if any(member.posterior.noise_floored for member in members) and rows.main.varied:
             warnings.warn(FLOORED_NOISE, FlooredNoiseWarning, stacklevel=3)
         self.fitted_ = Fitted(
-            inputs=scales.inputs,
-            targets=scales.targets,
+            inputs=rows.scales.inputs,
+            targets=rows.scales.targets,
             members=tuple(members),
-            sample_cost=training_costs(members, data),
+            sample_cost=training_costs(members, rows.main),
             settings=settings,
             n_features_in=self.n_features_in_,
             feature_names=tuple(getattr(self, "feature_names_in_", ())) or None,
-            y_ndim=y_ndim,
-            likelihood=likelihood,
+            **known,
         )
 
     def _calibrate(self, run: Run, validation_data: tuple[Any, Any] | None, fits: CrossFit | None = None) -> None:

@@ -43,14 +43,14 @@ class Unseen:
     def without(self, keys: Int64[ndarray, " m"], weight: Tensor | None) -> 'tuple[Unseen, Float[ndarray, " m"]]':
         """Remove rows; return the rest, and the weight of each row that is still to be removed from the seen ones."""
         rest = self.weight.copy()
-        weight = np.ones(len(keys)) if weight is None else weight.double().numpy(force=True).copy()
+        seen = np.ones(len(keys)) if weight is None else weight.double().numpy(force=True).copy()
         for row in np.flatnonzero(np.isin(keys, self.keys)):
             place = np.searchsorted(self.keys, keys[row])
-            taken = min(rest[place], weight[row])
+            taken = min(rest[place], seen[row])
             rest[place] -= taken
-            weight[row] -= taken
+            seen[row] -= taken
         left = rest > 0
-        return Unseen(self.keys[left], rest[left]), weight
+        return Unseen(self.keys[left], rest[left]), seen
 
 
 NOTHING = Unseen(np.empty(0, dtype=np.int64), np.empty(0))

@@ -18,7 +18,7 @@ from torch.nn.functional import softplus
 from lastlayer._internal.progress import progress_bar
 from lastlayer.data.rows import Rows
 from lastlayer.data.scaling import Scales
-from lastlayer.data.validation import check_X, validated
+from lastlayer.data.validation import check_X, seed_of, validated
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import BaseRegressor, with_gradients
 from lastlayer.estimators.regressor import BLLRegressor
