@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,22 +25,6 @@ from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
 from lastlayer.networks.structured import converted
 from lastlayer.settings.types import Given, Shape
-
-
-@runtime_checkable
-class Observations(Protocol):
-    """A kind of observation of the function: `Points`, its values at rows, or `Measurements` of its functionals."""
-
-    @property
-    def readings(self) -> Readings: ...
-
-    def moments(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
-        """Statistics of linear features; if some noise is known, as far as `noise_var` is learned."""
-        ...
-
-    def targets(self, linear: FeatureMap) -> list[Targets]:
-        """Targets of each output with their known noise."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -246,8 +230,8 @@ class Rows:
         return Rows(Points(main.X[index], main.readings.map(lambda x: x[index]), weight), self.beside)
 
     @property
-    def kinds(self) -> tuple[Observations, ...]:
-        """Everything that was observed of the function."""
+    def kinds(self) -> tuple[Points | Measurements, ...]:
+        """Everything that was observed of the function: each kind has `readings`, `moments` and `targets`."""
         return (self.main, *self.beside)
 
     def statistics(self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None) -> Statistics:

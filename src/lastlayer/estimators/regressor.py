@@ -22,7 +22,7 @@ from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.observe import Observations
 from lastlayer.data.parquet import ParquetSource
 from lastlayer.data.rows import Rows
-from lastlayer.data.sources import ArraySource, Source, Without
+from lastlayer.data.sources import ArraySource, Source
 from lastlayer.data.validation import check_groups, seed_of, validated
 from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
 from lastlayer.ensemble.run import Run, running
@@ -259,8 +259,8 @@ class BLLRegressor(LastLayerRegressor):
             splits = folds_for(settings, rows, splitter=self.calibration, labels=groups)
             fits = cross_fit(rows, splits, Architecture(settings, self.backbone), run)
             with run.stage("calibration"):
-                self._hold(fits.members(), rows, settings, y_ndim=given.y_ndim, likelihood=likelihood)
-                self._calibrate(run, validation_data, fits)
+                known = {"y_ndim": given.y_ndim, "likelihood": likelihood}
+                self._conclude(run, fits.members(), rows, settings, validation_data, fits, **known)
                 place = np.arange(len(used.X)) if used.place is None else used.place
                 self._held_out = self.fitted_, fits.folds, place
         return self
@@ -311,8 +311,8 @@ class BLLRegressor(LastLayerRegressor):
             vars(self).pop("feature_names_in_", None)
             if isinstance(source, ParquetSource):
                 self.feature_names_in_ = np.array(source.inputs, dtype=object)
-            self._hold([member], sample, settings, y_ndim=min(2, sample.main.readings.t.shape[1]))
-            self._calibrate(run, validation_data)
+            y_ndim = min(2, sample.main.readings.t.shape[1])
+            self._conclude(run, [member], sample, settings, validation_data, y_ndim=y_ndim)
 
     @cached_property
     def held_out_(self) -> HeldOutRows | None:
@@ -377,8 +377,17 @@ class BLLRegressor(LastLayerRegressor):
         for name in ("fitted_", "alpha_curve_", "held_out_", "_held_out"):
             vars(self).pop(name, None)
 
-    def _hold(self, members: list[Member], rows: Rows, settings: Settings, **known: Any) -> None:
-        """Store the trained members as an uncalibrated fitted value, given all or some of the training rows."""
+    def _conclude(
+        self,
+        run: Run,
+        members: list[Member],
+        rows: Rows,
+        settings: Settings,
+        validation_data: tuple[Any, Any] | None,
+        fits: CrossFit | None = None,
+        **known: Any,
+    ) -> None:
+        """Store members as a fitted value, calibrated as the settings say; `rows`: all or some of those of training."""
         assert rows.scales is not None
         if any(member.posterior.noise_floored for member in members) and rows.main.varied:
             warnings.warn(FLOORED_NOISE, FlooredNoiseWarning, stacklevel=3)
@@ -392,10 +401,7 @@ class BLLRegressor(LastLayerRegressor):
             feature_names=tuple(getattr(self, "feature_names_in_", ())) or None,
             **known,
         )
-
-    def _calibrate(self, run: Run, validation_data: tuple[Any, Any] | None, fits: CrossFit | None = None) -> None:
-        """Calibrate the fitted value as its settings say, and end the fit."""
-        self.history_, plan = dict(vars(run.history)), self.fitted_.settings.plan
+        self.history_, plan = dict(vars(run.history)), settings.plan
         if validation_data is not None:
             (self.calibrate if plan.what == "curve" else self.tune_alpha)(*validation_data)
         elif fits is not None and plan.what == "curve":
@@ -423,7 +429,7 @@ class BLLRegressor(LastLayerRegressor):
             if not len(held):
                 raise InputError("all rows belong to one group: give two or more groups, or omit `groups`")
             validation_data = np.asarray(X[held]), np.asarray(y[held])
-        self._fit_source(Without(ArraySource(X, y, sample_weight), held), validation_data, seed)
+        self._fit_source(ArraySource(X, y, sample_weight, held), validation_data, seed)
         self.fitted_ = replace(self.fitted_, y_ndim=np.ndim(y))
         return self
 
