@@ -29,7 +29,7 @@ from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.predictions.mixture import MixturePrediction
-from lastlayer.predictor.member import Member, keys_of
+from lastlayer.predictor.member import Member
 from lastlayer.tables import Table
 from lastlayer.training import Problem
 
@@ -134,7 +134,7 @@ def last_layer_rows(model: LastLayerRegressor, X: Any, y: Any, *, member: int = 
 
 def held_from(member: Member, data: Points) -> np.ndarray:
     """Mask of the rows that were held out from a member."""
-    return np.isin(keys_of(data), member.unseen.keys)
+    return np.isin(data.keys(), member.unseen.keys)
 
 
 def exact_layer(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from numpy import ndarray
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
-from lastlayer.data.copies import joined, near_groups
+from lastlayer.data.copies import fingerprints, joined, near_groups
 from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.observe import FeatureMap, Measurements
 from lastlayer.data.scaling import Scales
@@ -68,6 +68,11 @@ class Points:
         weight = None if self.weight is None else self.weight.float()
         readings = replace(self.readings, t=self.T.float())
         return Points(converted(self.X, torch.float32), readings, weight)
+
+    def keys(self) -> Int64[ndarray, " m"]:
+        """Fingerprints of the rows, inputs and targets."""
+        columns = [x.detach().cpu().double().flatten(1).numpy() for x in (self.X, self.readings.values)]
+        return fingerprints(np.concatenate(columns, 1))
 
     def features(self, linear: FeatureMap) -> Float[Tensor, "*b m p"]:
         """Affine features in float64."""

@@ -21,7 +21,7 @@ from lastlayer.ensemble.splits import Split
 from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied, features_of, finite_features
-from lastlayer.predictor.member import Member, Unseen, keys_of
+from lastlayer.predictor.member import Member, Unseen
 from lastlayer.settings.types import STRUCTURES, Family
 
 ROWS_PER_FEATURE = 10
@@ -53,7 +53,7 @@ class CrossFit:
     def members(self) -> list[Member]:
         """Networks of random splits, or those fitted to all rows, as far as wanted of each family."""
         crossed = [fit for fit in self.folds if fit.task.split.kind == "random" and not fit.task.family.once]
-        keys = keys_of(self.rows.main) if crossed else None
+        keys = self.rows.main.keys() if crossed else None
         members, made = list[Member](), Counter[Family]()
         for fit in crossed + self.whole:
             made[fit.task.family] += 1
@@ -109,8 +109,8 @@ class CrossFit:
         if keys is None or not len(split.held):
             return fit.member
         if ROWS_PER_FEATURE * posterior.determined > split.n_groups:
-            weight = None if main.weight is None else main.weight[split.held]
-            return replace(fit.member, unseen=Unseen.of(keys[split.held], weight))
+            weight = np.ones(len(keys)) if main.weight is None else main.weight.numpy(force=True)
+            return replace(fit.member, unseen=Unseen(keys[split.held], weight[split.held]))
         noise_var = posterior.Sigma_E.diagonal()
         more = main.take(split.held).statistics(partial(finite_features, fit.member.network), noise_var)
         return replace(fit.member, posterior=posterior.update(more))

@@ -175,8 +175,6 @@ def _member(
         settings.layer.bias_prior,
         checked=False,
     )
-    if (about.unseen.keys[1:] <= about.unseen.keys[:-1]).any():
-        raise ValueError(f"{name}.unseen.keys are not in ascending order")
     network = _network(tensors, f"{name}.network.", about.family, architecture, d)
     return Member(copied(network), posterior, about.family, about.unseen, about.tuned), about.process
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior, leave_one_out_cost
-from lastlayer.data.copies import fingerprints
 from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import finite_features
 from lastlayer.settings.types import NETWORK, Family
@@ -25,16 +24,8 @@ class Unseen:
     """Training rows held out from a member, which must not be removed from its last layer: fingerprints, weights."""
 
     keys: Int64[ndarray, " r"]
-    """Fingerprints in ascending order."""
     weight: Float[ndarray, " r"]
     """The current weight of each."""
-
-    @classmethod
-    def of(cls, keys: Int64[ndarray, " m"], weight: Tensor | None = None) -> "Unseen":
-        """Collect rows by their fingerprints; equal ones are counted together."""
-        keys, place = np.unique(keys, return_inverse=True)
-        total = np.bincount(place, None if weight is None else weight.double().numpy(force=True), len(keys))
-        return cls(keys, total.astype(float))
 
     def scaled(self, factor: float) -> "Unseen":
         """Down-weight these rows as the seen ones are."""
@@ -45,10 +36,10 @@ class Unseen:
         rest = self.weight.copy()
         seen = np.ones(len(keys)) if weight is None else weight.double().numpy(force=True).copy()
         for row in np.flatnonzero(np.isin(keys, self.keys)):
-            place = np.searchsorted(self.keys, keys[row])
-            taken = min(rest[place], seen[row])
-            rest[place] -= taken
-            seen[row] -= taken
+            for place in np.flatnonzero(self.keys == keys[row]):
+                taken = min(rest[place], seen[row])
+                rest[place] -= taken
+                seen[row] -= taken
         left = rest > 0
         return Unseen(self.keys[left], rest[left]), seen
 
@@ -82,17 +73,11 @@ class Member:
         return affine_features(finite_features(self.network, Z)).double()
 
 
-def keys_of(data: Points) -> Int64[ndarray, " m"]:
-    """Fingerprints of rows, inputs and targets."""
-    columns = [x.detach().cpu().double().flatten(1).numpy() for x in (data.X, data.readings.values)]
-    return fingerprints(np.concatenate(columns, 1))
-
-
 @torch.no_grad()
 def training_costs(members: Sequence[Member], data: Points) -> Float[Tensor, " n"]:
     """Quantiles of the affine costs at alpha* that the training points would have if they were new."""
     data = data.take(slice(None, None, -(-len(data.X) // MOST_ROWS)))
-    keys = keys_of(data)
+    keys = data.keys()
     each = [member.posterior.variance_ratio(member.features(data.X)) for member in members]
     new = torch.from_numpy(np.stack([np.isin(keys, member.unseen.keys) for member in members]))
     return cost_quantiles(torch.stack([cost if cost.dim() == 1 else cost.mean(-1) for cost in each]).cpu(), new)

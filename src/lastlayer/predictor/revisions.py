@@ -25,7 +25,7 @@ from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of, finite_features
 from lastlayer.networks.structured import converted
 from lastlayer.predictor.fitted import BlockOps, Fitted, as_arrays
-from lastlayer.predictor.member import Member, keys_of
+from lastlayer.predictor.member import Member
 from lastlayer.settings.types import DTYPES, Family
 
 
@@ -173,7 +173,7 @@ def squared_residuals(
 
 def without_rows(fitted: Fitted, data: Points) -> Fitted:
     """Remove rows from every last layer that was fitted to them."""
-    keys = keys_of(data)
+    keys = data.keys()
 
     def changed(member: Member) -> Member:
         unseen, weight = member.unseen.without(keys, data.weight)
