@@ -18,7 +18,7 @@ def objective_for(
     rows: Rows, settings: Settings, shape: tuple[int, ...], n_features: int, generator: torch.Generator | None = None
 ) -> Objective:
     """Objective of one network, or of a stack; that of the squared error draws its output layer."""
-    layer, q = settings.layer, rows.main.T.shape[-1]
+    layer, q = settings.layer, rows.main.readings.t.shape[-1]
     noise, prior = STRUCTURES[layer.noise], layer.bias_prior
     if settings.training.objective == "mse":
         made: Objective = MeanSquaredError(n_features, q, noise=noise, bias_prior=prior, generator=generator)
