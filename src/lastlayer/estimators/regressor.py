@@ -38,7 +38,7 @@ from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import pack, unpack
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.member import Member, training_costs
+from lastlayer.predictor.member import training_costs
 from lastlayer.settings.resolve import check as check_parameters
 from lastlayer.settings.resolve import options_of, resolve
 from lastlayer.settings.types import DTYPES, Given, NoiseModel, Plan, Settings, Shape, TrainingOptions
@@ -259,8 +259,7 @@ class BLLRegressor(LastLayerRegressor):
             splits = folds_for(settings, rows, splitter=self.calibration, labels=groups)
             fits = cross_fit(rows, splits, Architecture(settings, self.backbone), run)
             with run.stage("calibration"):
-                known = {"y_ndim": given.y_ndim, "likelihood": likelihood}
-                self._conclude(run, fits.members(), rows, settings, validation_data, fits, **known)
+                self._conclude(run, fits, settings, validation_data, y_ndim=given.y_ndim, likelihood=likelihood)
                 place = np.arange(len(used.X)) if used.place is None else used.place
                 self._held_out = self.fitted_, fits.folds, place
         return self
@@ -304,15 +303,14 @@ class BLLRegressor(LastLayerRegressor):
         architecture = Architecture(settings, self.backbone)
         with running(self.n_jobs, self.verbose, self.progress, self.training) as run:
             with architecture.seeded():
-                member, sample = train_on_source(source, architecture, run)
-            X = sample.main.X
+                fits = train_on_source(source, architecture, run)
+            X = fits.rows.main.X
             settings = replace(settings, network=replace(settings.network, ids=not X.is_floating_point()))
             self.n_features_in_ = int(X.shape[1])  # scikit-learn's definition, also for images
             vars(self).pop("feature_names_in_", None)
             if isinstance(source, ParquetSource):
                 self.feature_names_in_ = np.array(source.inputs, dtype=object)
-            y_ndim = min(2, sample.main.readings.t.shape[1])
-            self._conclude(run, [member], sample, settings, validation_data, y_ndim=y_ndim)
+            self._conclude(run, fits, settings, validation_data, y_ndim=min(2, fits.rows.main.T.shape[1]))
 
     @cached_property
     def held_out_(self) -> HeldOutRows | None:
@@ -378,16 +376,10 @@ class BLLRegressor(LastLayerRegressor):
             vars(self).pop(name, None)
 
     def _conclude(
-        self,
-        run: Run,
-        members: list[Member],
-        rows: Rows,
-        settings: Settings,
-        validation_data: tuple[Any, Any] | None,
-        fits: CrossFit | None = None,
-        **known: Any,
+        self, run: Run, fits: CrossFit, settings: Settings, validation_data: tuple[Any, Any] | None, **known: Any
     ) -> None:
-        """Store members as a fitted value, calibrated as the settings say; `rows`: all or some of those of training."""
+        """Store the members as a fitted value, calibrated as the settings say."""
+        members, rows = fits.members(), fits.rows
         assert rows.scales is not None
         if any(member.posterior.noise_floored for member in members) and rows.main.varied:
             warnings.warn(FLOORED_NOISE, FlooredNoiseWarning, stacklevel=3)
@@ -404,9 +396,9 @@ class BLLRegressor(LastLayerRegressor):
         self.history_, plan = dict(vars(run.history)), settings.plan
         if validation_data is not None:
             (self.calibrate if plan.what == "curve" else self.tune_alpha)(*validation_data)
-        elif fits is not None and plan.what == "curve":
+        elif plan.what == "curve":
             self.fitted_ = revisions.calibrate(self.fitted_, fits.held_out())
-        elif fits is not None and plan.rows is not None:
+        elif plan.what == "alpha":
             self.fitted_, self.alpha_curve_ = revisions.tune_alpha_on_folds(self.fitted_, fits.alpha_folds())
         found = self.fitted_
         logger.info("fitted %d members; best alone: %s", len(found.members), found.members[0].family)
