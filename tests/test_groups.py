@@ -104,8 +104,8 @@ def test_early_stopping_leaves_out_whole_groups(monkeypatch):
 def test_a_memory_map_keeps_whole_groups_for_calibration(monkeypatch, tmp_path):
     X, y = sine(200)
     labels, held = np.arange(200) // 10, []
-    made = regressor.ArraySource
-    monkeypatch.setattr(regressor, "ArraySource", lambda *args: (held.extend(args[-1]), made(*args))[1])
+    made = regressor.Without
+    monkeypatch.setattr(regressor, "Without", lambda source, rows: (held.extend(rows), made(source, rows))[1])
     mapped = np.memmap(tmp_path / "X", dtype=float, mode="w+", shape=X.shape)
     mapped[:] = X
     BLLRegressor(**TINY, batch_size=50).fit(mapped, y, groups=labels)

@@ -13,7 +13,7 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Standardizer
-from lastlayer.data.sources import ArraySource, LoaderSource, Source, StandardizedSource, scales_of
+from lastlayer.data.sources import ArraySource, LoaderSource, Source, StandardizedSource, Without, scales_of
 
 
 def table(m: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +63,7 @@ def test_a_pass_gives_every_row_once_and_can_be_joined_half_way(make, m, size, w
 def test_rows_left_out_never_come():
     X, y = table(95)
     left_out = np.array([0, 9, 10, 37, 94])
-    source = ArraySource(X, y, np.arange(95.0), left_out)
+    source = Without(ArraySource(X, y, np.arange(95.0)), left_out)
     assert sorted(numbers(source, seed=1)) == [i for i in range(95) if i not in left_out]
     for batch in source.batches(8, seed=1):
         assert torch.equal(batch.weight, batch.X[:, 0])

@@ -340,8 +340,6 @@ class ArraySource(Pooled):
     """Targets (m,) or (m, q)."""
     sample_weight: Any = None
     """Weights (m,); None: 1."""
-    left_out: Any = ()
-    """Indices of rows that no pass holds."""
 
     def __post_init__(self) -> None:
         if len(self.X) != len(self.y) or not len(self.X):
@@ -349,8 +347,7 @@ class ArraySource(Pooled):
 
     @cached_property
     def unit_rows(self) -> Int[ndarray, " u"]:
-        rows = np.diff(np.append(np.arange(0, len(self.X), BLOCK_ROWS), len(self.X)))
-        return rows - np.bincount(self._left_out // BLOCK_ROWS, minlength=len(rows))
+        return np.diff(np.append(np.arange(0, len(self.X), BLOCK_ROWS), len(self.X)))
 
     @property
     def n_inputs(self) -> int:
@@ -358,13 +355,27 @@ class ArraySource(Pooled):
 
     def read(self, unit: int) -> Columns:
         rows = slice(unit * BLOCK_ROWS, (unit + 1) * BLOCK_ROWS)
-        here = self._left_out[self._left_out // BLOCK_ROWS == unit] - rows.start
-        given = (self.X, self.y, self.sample_weight)
-        return [np.delete(part[rows], here, axis=0) for part in given if part is not None]
+        return [part[rows] for part in (self.X, self.y, self.sample_weight) if part is not None]
+
+
+@dataclass(frozen=True)
+class Without(Pooled):
+    """All rows of an array source but some, which are given in ascending order."""
+
+    source: ArraySource
+    rows: Int[ndarray, " r"]
+
+    @cached_property
+    def unit_rows(self) -> Int[ndarray, " u"]:
+        return self.source.unit_rows - np.bincount(self.rows // BLOCK_ROWS, minlength=len(self.source.unit_rows))
 
     @property
-    def _left_out(self) -> Int[ndarray, " r"]:
-        return np.asarray(self.left_out, dtype=int)
+    def n_inputs(self) -> int:
+        return self.source.n_inputs
+
+    def read(self, unit: int) -> Columns:
+        here = self.rows[self.rows // BLOCK_ROWS == unit] - unit * BLOCK_ROWS
+        return [np.delete(part, here, axis=0) for part in self.source.read(unit)]
 
 
 def _joined(parts: list[Columns]) -> Columns:

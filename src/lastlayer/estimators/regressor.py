@@ -22,7 +22,7 @@ from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.observe import Observations
 from lastlayer.data.parquet import ParquetSource
 from lastlayer.data.rows import Rows
-from lastlayer.data.sources import ArraySource, Source
+from lastlayer.data.sources import ArraySource, Source, Without
 from lastlayer.data.validation import check_groups, seed_of, validated
 from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
 from lastlayer.ensemble.run import Run, running
@@ -421,7 +421,7 @@ class BLLRegressor(LastLayerRegressor):
             if not len(held):
                 raise InputError("all rows belong to one group: give two or more groups, or omit `groups`")
             validation_data = np.asarray(X[held]), np.asarray(y[held])
-        self._fit_source(ArraySource(X, y, sample_weight, held), validation_data, seed)
+        self._fit_source(Without(ArraySource(X, y, sample_weight), held), validation_data, seed)
         self.fitted_ = replace(self.fitted_, y_ndim=np.ndim(y))
         return self
 
