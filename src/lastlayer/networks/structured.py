@@ -27,7 +27,7 @@ def named(inputs: Inputs) -> dict[str, Tensor]:
     return inputs if isinstance(inputs, dict) else {f"X[{i}]": part for i, part in enumerate(inputs)}
 
 
-def converted(x: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+def converted(x: Tensor, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
     """Convert to another floating-point type and device; integers, such as ids, stay integers."""
     return x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype)
 

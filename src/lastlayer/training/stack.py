@@ -157,8 +157,8 @@ class StackedNetworks(Problem):
         assert isinstance(stack, StackedMLP)
         super().__init__(network, torch.Size([len(parts)]), [*stack.weights, *stack.biases])
         self.network, self.noise, self.bias_prior, self.seed = network, noise, bias_prior, seed
-        device, dtype, self.n_outputs = data.X.device, stack.weights[0].dtype, data.T.shape[-1]
-        X, T = data.X.to(dtype), data.T.to(dtype)
+        device, dtype, self.n_outputs = data.X.device, stack.weights[0].dtype, data.readings.t.shape[-1]
+        X, T = data.X.to(dtype), data.readings.t.to(dtype)
         passed = X[:, :0] if not isinstance(network, InputSkip) else X if scale is None else X * scale.reshape(-1)
         self.X, self.fixed, self.weight = X, torch.cat([passed, T, torch.ones_like(T[:, :1])], -1), data.weight
         readings = data.readings
