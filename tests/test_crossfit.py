@@ -21,7 +21,7 @@ from lastlayer.bayes.readings import Readings
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.rows import Points, Rows
-from lastlayer.ensemble import train
+from lastlayer.ensemble import crossfit, train
 from lastlayer.ensemble.crossfit import CrossFit, cross_fit
 from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.splits import Split, folds_for
@@ -172,6 +172,21 @@ def test_the_process_is_one_member_of_every_row(data):
     assert not held_from(process, data).any()
     by_hand = by_evidence([moments(process.network, data, np.arange(M))], noise_prior=WEAK_NOISE_PRIOR)
     same_layer(process, by_hand[0], data)
+
+
+def test_of_many_rows_the_process_learns_some_and_knows_which(data, monkeypatch):
+    monkeypatch.setattr(crossfit, "MANY_ROWS", 20)
+    monkeypatch.setattr(crossfit, "PROCESS_ROWS", 12)
+    fits = fitted(data, random(), FOURIER, LINEAR)
+    process, seen = fits.members()[-1], crossfit.learned_by(fits.whole[-1].task)
+    assert len(seen) == 12
+    np.testing.assert_array_equal(held_from(process, data), ~np.isin(np.arange(M), seen))
+    by_hand = by_evidence([moments(process.network, data, seen)], noise_prior=WEAK_NOISE_PRIOR)
+    same_layer(process, by_hand[0], data)
+    for fit in fits.folds[:4]:
+        learned = crossfit.learned_by(fit.task)
+        assert len(learned) == 12
+        assert not np.isin(learned, fit.task.split.held).any()
 
 
 def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):

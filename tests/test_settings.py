@@ -418,10 +418,11 @@ def test_below_twenty_rows_no_network_is_trained_and_each_row_is_held_out_alone(
     assert kinds(5, **given) == "rrrrrbbsss"  # a block has two rows at least
 
 
-def test_processes_are_for_tables_that_are_not_large():
+def test_processes_are_for_tables_of_every_size():
     assert families(20) == families(5000) == families(5001, n_groups=5000) == EVERY
-    assert families(5001) == (NETWORKS[0], replace(NETWORKS[1], activation="silu"), *ENCODED, *LINEARS)
-    assert families(5001, encoding="piecewise") == (*ENCODED, ADDITIVE)
+    assert families(5001) == (NETWORKS[0], replace(NETWORKS[1], activation="silu"), *ENCODED, *LINEARS, FOURIER)
+    assert families(5001, encoding="piecewise") == (*ENCODED, ADDITIVE, FOURIER)
+    assert [plan(m).network.n_frequencies for m in (199, 200, 5000, 5001)] == [128, 256, 256, 128]
 
 
 def test_many_columns_are_encoded_only_if_that_is_asked_for():
@@ -451,7 +452,7 @@ def test_an_activation_that_was_given_is_that_of_every_network():
     for rows in (60, 5_001):
         assert {family.activation for family in families(rows, activation="relu")} == {None}
     assert families(5_001, n_members=1) == NETWORKS[1:]  # no mixture
-    assert families(5_001, preset="fast") == (replace(FAST[0], activation="silu"), *FAST_ENCODED, *LINEARS)
+    assert families(5_001, preset="fast") == (replace(FAST[0], activation="silu"), *FAST_ENCODED, *LINEARS, FOURIER)
 
 
 def test_without_inputs_passed_on_nothing_is_encoded():

@@ -227,4 +227,4 @@ def test_the_rate_stays_until_the_score_does_and_then_falls(generator):
     top = np.flatnonzero(rates == 2e-2)
     assert top[0] == 9
     assert (np.diff(rates[top[-1] :]) < 0).all()
-    assert len(rates) - top[-1] == pytest.approx(0.35 * len(rates), abs=2)
+    assert len(rates) - top[-1] == pytest.approx(plateau.share * len(rates), abs=2)

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Int, Int64
 from numpy import ndarray
 
 from lastlayer.bayes.evidence import by_evidence
@@ -26,6 +26,8 @@ from lastlayer.settings.types import STRUCTURES, Family
 
 ROWS_PER_FEATURE = 10
 """With this many rows per feature that the data determine, a last layer may learn the rows it was evaluated on."""
+MANY_ROWS, PROCESS_ROWS = 5_000, 2_000
+"""Above so many rows, the last layer of a process is fitted to so many: it is there for what lies outside them."""
 WORK_PER_ROW = 4_000
 """Approximate number of multiplications for the statistics of one row of one network: features squared."""
 
@@ -53,7 +55,8 @@ class CrossFit:
     def members(self) -> list[Member]:
         """Networks of random splits, or those fitted to all rows, as far as wanted of each family."""
         crossed = [fit for fit in self.folds if fit.task.split.kind == "random" and not fit.task.family.once]
-        keys = self.rows.main.keys() if crossed else None
+        partly = any(len(learned_by(fit.task)) < len(fit.task.split.train) for fit in self.whole)
+        keys = self.rows.main.keys() if crossed or partly else None
         members, made = list[Member](), Counter[Family]()
         for fit in crossed + self.whole:
             made[fit.task.family] += 1
@@ -96,7 +99,7 @@ class CrossFit:
             if family.measures and (family not in most or n > len(most[family].task.split.train)):
                 most[family] = fit
         for family, fit in most.items():
-            rows = self.rows.main.take(fit.task.split.train)
+            rows = self.rows.main.take(learned_by(fit.task))
             weight = torch.ones_like(rows.readings.t[:, 0]) if rows.weight is None else rows.weight
             cost = fit.member.posterior.variance_ratio(fit.member.features(rows.X))
             cost = cost if cost.dim() == 1 else cost.mean(-1)
@@ -106,14 +109,23 @@ class CrossFit:
     def _member(self, fit: Fit, keys: Int64[ndarray, " m"] | None) -> Member:
         """The member of a fit, which learns its held-out rows only if they change it little."""
         split, posterior, main = fit.task.split, fit.member.posterior, self.rows.main
-        if keys is None or not len(split.held):
+        unseen = np.setdiff1d(np.arange(len(main.X)), learned_by(fit.task))
+        if keys is None or not len(unseen):
             return fit.member
-        if ROWS_PER_FEATURE * posterior.determined > split.n_groups:
+        if fit.task.family.once or ROWS_PER_FEATURE * posterior.determined > split.n_groups:
             weight = np.ones(len(keys)) if main.weight is None else main.weight.numpy(force=True)
-            return replace(fit.member, unseen=Unseen(keys[split.held], weight[split.held]))
+            return replace(fit.member, unseen=Unseen(keys[unseen], weight[unseen]))
         noise_var = posterior.Sigma_E.diagonal()
         more = main.take(split.held).statistics(partial(finite_features, fit.member.network), noise_var)
         return replace(fit.member, posterior=posterior.update(more))
+
+
+def learned_by(task: Task) -> Int[ndarray, " r"]:
+    """Training rows that the last layer of a task is fitted to."""
+    train = task.split.train
+    if not task.family.once or len(train) <= MANY_ROWS:
+        return train
+    return np.sort(np.random.default_rng(task.seed).permutation(train)[:PROCESS_ROWS])
 
 
 def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, run: Run) -> CrossFit:
@@ -133,7 +145,7 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
         networks = [copied(network) for network in Trainer(architecture, rows, run).networks(tasks)]
     with run.stage("last layers", WORK_PER_ROW * m):
         of = [partial(finite_features, network) for network in networks]
-        parts = ((rows.main.take(task.split.train), linear) for task, linear in zip(tasks, of, strict=True))
+        parts = ((rows.main.take(learned_by(task)), linear) for task, linear in zip(tasks, of, strict=True))
         by_noise = lambda at, linear: Rows(at, rows.beside).by_noise(linear)
         sums = (at.statistics(linear) if rows.learned else by_noise(at, linear) for at, linear in parts)
         layer = settings.layer

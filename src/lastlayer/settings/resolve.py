@@ -53,8 +53,8 @@ FEW_ROWS = 20
 """Below this many rows, no network is trained, and each row is held out alone."""
 ROWS_PER_UNIT, LEAST_UNITS, MOST_UNITS = 6, 5, 50
 """Width of the hidden layers: rows per unit, and limits of the number of units."""
-FREQUENCIES, FEW_FREQUENCIES_ROWS = 256, 200
-"""Random frequencies of a Gaussian process; half of them below so many rows."""
+FREQUENCIES, PROCESS_ROWS = 256, (200, 5_000)
+"""Random frequencies of a Gaussian process; half of them for fewer or more rows."""
 LEAST_ROWS = 5
 """Below this many rows, none can be spared for calibration."""
 MANY_COLUMNS = 100
@@ -236,7 +236,7 @@ def _network(asked: Asked) -> NetworkSettings:
         input_skip=p["backbone"] is None if p["input_skip"] == "auto" else bool(p["input_skip"]),
         backbone=None if p["backbone"] is None else _name(p["backbone"]),
         ids=asked.data.ids,
-        n_frequencies=FREQUENCIES if asked.n_rows >= FEW_FREQUENCIES_ROWS else FREQUENCIES // 2,
+        n_frequencies=FREQUENCIES if PROCESS_ROWS[0] <= asked.n_rows <= PROCESS_ROWS[1] else FREQUENCIES // 2,
     )
 
 
@@ -264,7 +264,7 @@ def _families(asked: Asked) -> tuple[Family, ...]:
         precision = precision if p["hidden_prior"] == "auto" else float(p["hidden_prior"])
         return (Network(precision, "piecewise" if encoding == "piecewise" else "raw"),)
     n, n_columns = asked.n_groups + asked.data.n_beside, (asked.data.shape or (0, 0))[1]
-    few, many, skips = n < FEW_ROWS, n > LARGE_TABLE, p["input_skip"] is not False
+    few, skips = n < FEW_ROWS, p["input_skip"] is not False
     if encoding == "auto" and (n_columns > MANY_COLUMNS or not skips):
         encoding = "raw"
     raw, encoded = encoding != "piecewise" or few, encoding != "raw" and not few
@@ -274,7 +274,7 @@ def _families(asked: Asked) -> tuple[Family, ...]:
         families = tuple(replace(f, activation="silu") if f == STRONG_NETWORK else f for f in families)
     families += tuple(replace(network, encoding="piecewise") for network in networks) if encoded else ()
     families += ((LINEAR,) if raw and (skips or few) else ()) + ((ADDITIVE,) if encoded else ())
-    return families if many else (*families, FOURIER)  # very many rows need no process
+    return (*families, FOURIER)
 
 
 def _training(asked: Asked) -> TrainingSettings:

@@ -317,17 +317,13 @@ class StackedNetworks(Problem):
         if self.n_batches > 1:
             over = lambda total, like: total.reshape(-1, *[1] * (like.dim() - 1))
             new = [x.mul_(over(self.count / self.batch_weight, x)) for x in sums]
-            n, sums = self.passes.rows.shape[1], self.running
+            n, before = self.passes.rows.shape[1], self.running
             share = share_of(n, k, self.effective_rows, speed)
-            self.effective_rows = float(n) if sums is None else effective_after(self.effective_rows, share, n)
-            if sums is None:
-                sums = new
-            else:
-                for old, x in zip(sums, new, strict=True):
-                    fine = torch.isfinite(old.flatten(1).sum(1))  # a network that was lost starts again
-                    old.lerp_(x, share) if bool(fine.all()) else old.copy_(
-                        torch.where(over(fine, x), old.lerp(x, share), x)
-                    )
+            self.effective_rows = float(n) if before is None else effective_after(self.effective_rows, share, n)
+            for old, x in zip(before or (), new, strict=before is not None):
+                fine = over(torch.isfinite(old.flatten(1).sum(1)), x)  # a network that was lost starts again
+                old.copy_(torch.lerp(old, x, share) if bool(fine.all()) else torch.where(fine, old.lerp(x, share), x))
+            sums = new if before is None else before
             self.running = sums
         moments, *counts = sums
         if not counts:
