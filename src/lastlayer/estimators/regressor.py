@@ -104,11 +104,11 @@ class BLLRegressor(LastLayerRegressor):
         (`LogPrediction`); not with `noise_std`, `observations`, and uses of a Gaussian such as `joint` and CasADi.
         "auto": "lognormal" if the skewness of each target is above 1 and that of its logarithm less than half as large.
     max_epochs : int or "auto", default "auto"
-        Passes over the data. "auto": 250, or as many as 400 to 800 mini-batch steps take, at least 10; 500 with
-        early stopping or a backbone, 60 with a source.
+        Largest number of passes over the data; networks of a mixture stop when held-out errors no longer fall. "auto":
+        250, or as many as 250 to 800 mini-batch steps take; 500 with early stopping or a backbone, 60 with a source.
     batch_size : int, "auto" or None, default "auto"
         Rows per mini-batch, in float32 with a running average of the last layer, which is exact in the end. None: all
-        rows in every step. "auto": 1,024 for tables of more than 5,000 samples.
+        rows in every step. "auto": 512 for tables of more than 1,000 samples, 1,024 above 5,000.
     training : TrainingOptions or None, default None
         Objective, learning rate, early stopping, checkpoints and the like.
     device : str, default "auto"
