@@ -18,10 +18,9 @@ from lastlayer._internal.chunks import row_chunks
 from lastlayer._internal.numbers import LOG_2PI, TINY
 from lastlayer._internal.threads import threads_for
 from lastlayer.bayes.features import linear_features
-from lastlayer.bayes.linalg import Cholesky, trace
 from lastlayer.bayes.noise_groups import StatisticsByNoise
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.precision import NormalEquations, noise_covariance
+from lastlayer.bayes.precision import Cholesky, NormalEquations, noise_covariance
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError
 from lastlayer.settings.types import NEEDS_EVERY_TARGET, NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
@@ -142,7 +141,7 @@ class _ProfiledNLML(torch.autograd.Function):
         W_ = precision.penalised_weights
         S = R.mT @ wR + precision.ridge[..., None, None] * (W_.mT @ W_)
         Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
-        J = precision.nlml(Sigma_E.logdet(), trace(Sigma_E.solve(S)))
+        J = precision.nlml(Sigma_E.logdet(), torch.linalg.diagonal(Sigma_E.solve(S)).sum(-1))
         ctx.save_for_backward(Phi, wR, *([] if sample_weight is None else [sample_weight]))
         ctx.precision, ctx.Sigma_E, ctx.log_alpha_type = precision, Sigma_E, log_alpha.dtype
         return J
@@ -169,8 +168,8 @@ class _ProfiledNLML(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             d_T = pull
         if ctx.needs_input_grad[2]:
-            spread = precision.ridge * trace(inverse)
-            size = precision.ridge * trace(ctx.Sigma_E.solve(W.mT @ W))
+            spread = precision.ridge * torch.linalg.diagonal(inverse).sum(-1)
+            size = precision.ridge * torch.linalg.diagonal(ctx.Sigma_E.solve(W.mT @ W)).sum(-1)
             d_log_alpha = (grad * (q * (equations.n_penalised - spread) - size) / (2 * m)).to(ctx.log_alpha_type)
         return d_phi, d_T, d_log_alpha, None, None, None
 
@@ -184,7 +183,7 @@ def statistics_nlml(
     W = precision.penalised_weights
     S = equations.targets - W.mT @ equations.cross
     Sigma_E = Cholesky.of(noise_covariance(S, equations)[0])
-    return precision.nlml(Sigma_E.logdet(), trace(Sigma_E.solve(S)))
+    return precision.nlml(Sigma_E.logdet(), torch.linalg.diagonal(Sigma_E.solve(S)).sum(-1))
 
 
 def known_noise_nlml(
@@ -245,7 +244,7 @@ def _profile(
     by_output, q = equations.by_output, equations.cross.shape[-1]
     if by_output and noise != "diagonal":
         raise InputError(NEEDS_EVERY_TARGET)
-    precision = equations.spectral_at(log_alpha[..., None] if by_output else log_alpha)
+    precision = equations.at(log_alpha[..., None] if by_output else log_alpha, by_spectrum=True)
     S = equations.misfit(precision.ridge)
     if prior.rows:
         S = S + torch.diag_embed(prior.rows * prior.share * equations.target_energy / equations.n_targets[..., None])
@@ -253,8 +252,8 @@ def _profile(
     E, effective = Cholesky.of(Sigma_E), precision.determined
     # V'W~, which has the norm of W~
     VW = equations.rotated_cross / (equations.spectrum.values + precision.ridge[..., None])[..., None]
-    size = trace(E.solve(VW.mT @ VW))
-    nlml = precision.nlml(E.logdet(), trace(E.solve(S)) + prior.rows * E.logdet())
+    size = torch.linalg.diagonal(E.solve(VW.mT @ VW)).sum(-1)
+    nlml = precision.nlml(E.logdet(), torch.linalg.diagonal(E.solve(S)).sum(-1) + prior.rows * E.logdet())
     slope = equations.per_sample(q * effective - precision.ridge * size)
     if by_output:
         Sigma_E, floored = torch.diag_embed(Sigma_E[..., 0, 0]), floored.any(-1)

@@ -11,8 +11,15 @@ from torch import Tensor
 
 from lastlayer._internal.numbers import EPS, TINY
 from lastlayer.bayes.features import linear_features
-from lastlayer.bayes.linalg import Cholesky, diagonal, eigvalsh, trace
-from lastlayer.bayes.precision import NOISE_FLOOR, ROUNDING, NormalEquations, Precision, noise_covariance
+from lastlayer.bayes.precision import (
+    NOISE_FLOOR,
+    ROUNDING,
+    Cholesky,
+    NormalEquations,
+    Precision,
+    eigh,
+    noise_covariance,
+)
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.settings.types import NEEDS_EVERY_TARGET, BiasPrior, NoiseStructure
@@ -121,10 +128,10 @@ class Posterior:
     def precision(self) -> Precision:
         """Lambda_bar at the posterior's own alpha; from the spectrum where the features are close to collinear."""
         if self.statistics.by_output:
-            return self.equations.spectral_at(self.log_alpha)
+            return self.equations.at(self.log_alpha, by_spectrum=True)
         precision = self.equations.at(self.log_alpha)
         close = precision.ridge < COLLINEAR * self.equations.resolution and precision.worst_ratio_error > 1 / COLLINEAR
-        return self.equations.spectral_at(self.log_alpha) if close else precision
+        return self.equations.at(self.log_alpha, by_spectrum=True) if close else precision
 
     @cached_property
     def Sigma_E(self) -> Float[Tensor, "q q"]:
@@ -144,21 +151,21 @@ class Posterior:
     def nlml(self) -> float:
         """Negative log marginal likelihood per sample of the rows behind the statistics, at this alpha and noise."""
         eq, noise = self.equations, self.Sigma_E
-        precision = eq.spectral_at(self.log_alpha)
+        precision = eq.at(self.log_alpha, by_spectrum=True)
         E = Cholesky.of(noise.diagonal()[:, None, None] if eq.by_output else noise)
-        return float(precision.nlml(E.logdet(), trace(E.solve(eq.misfit(precision.ridge)))))
+        return float(precision.nlml(E.logdet(), torch.linalg.diagonal(E.solve(eq.misfit(precision.ridge))).sum(-1)))
 
     @cached_property
     def noise_floored(self) -> bool:
         """Whether the features fit the targets without error, so that the noise is at its floor."""
         eq = self.equations
         scale = (eq.target_energy / eq.count[..., None]).clamp_min(TINY).sqrt().flatten()
-        return bool(eigvalsh(self.Sigma_E / scale / scale[:, None]).min() <= 2 * NOISE_FLOOR)
+        return bool(eigh(self.Sigma_E / scale / scale[:, None])[0].min() <= 2 * NOISE_FLOOR)
 
     @cached_property
     def determined(self) -> float:
         """Number of features that the data determine."""
-        return float(self.equations.spectral_at(self.log_alpha).determined.mean())
+        return float(self.equations.at(self.log_alpha, by_spectrum=True).determined.mean())
 
     def variance_ratio(
         self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None
@@ -295,7 +302,7 @@ class Posterior:
         """
         rest = replace(self, statistics=self.statistics - statistics)
         error = rest.equations.at(self.log_alpha).weights_error()
-        energy, scatter = rest.statistics.energy, diagonal(rest.statistics.scatter)
+        energy, scatter = rest.statistics.energy, torch.linalg.diagonal(rest.statistics.scatter)
         left = (scatter - 100 * ROUNDING * energy).clamp_min(0.0)  # a lower bound that excludes rounding errors
         refit = NormalEquations.of(replace(rest.statistics, energy=left), self.bias_prior).at(self.log_alpha)
         if not bool((error <= (100 * refit.weights_error()).clamp_min(REMOVAL_RTOL)).all()):
@@ -311,7 +318,7 @@ class Posterior:
         return replace(self, statistics=self.statistics.output(j), noise_cov=self.Sigma_E[j : j + 1, j : j + 1])
 
     def _precision_at(self, log_alpha: float | Tensor | None) -> Precision:
-        return self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        return self.precision if log_alpha is None else self.equations.at(log_alpha, by_spectrum=True)
 
     def _columns(self, x: Float[Tensor, "*q k r"]) -> Float[Tensor, "k q"]:
         """One column per output, also where they are a batch."""

@@ -13,7 +13,6 @@ from torch import Tensor
 from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer._internal.numbers import EPS, TINY
 from lastlayer.bayes.features import linear_features
-from lastlayer.bayes.linalg import diagonal, eigvalsh
 from lastlayer.bayes.readings import Readings
 from lastlayer.errors import InputError
 
@@ -89,7 +88,7 @@ class Statistics:
         scatter = rest.mT @ (w * rest)
         n = torch.full_like(count, float(Psi.shape[-2]))
         log_scale = None if precision is None else log_scales(precision.double()).expand(count.shape)
-        return cls(count, mean, scatter, diagonal(scatter).detach(), t.shape[-1], n, log_scale)
+        return cls(count, mean, scatter, torch.linalg.diagonal(scatter).detach(), t.shape[-1], n, log_scale)
 
     @classmethod
     def from_features(
@@ -186,7 +185,7 @@ class Statistics:
         scatter = torch.cat([torch.cat([Z.mT @ wZ, cross], dim=-1), torch.cat([cross.mT, Y.mT @ wY], dim=-1)], dim=-2)
         rest = torch.cat([z_rest, y_rest], dim=-1)
         scatter = (scatter - count[..., None, None] * (rest[..., :, None] * rest[..., None, :])).double()
-        energy = diagonal(scatter).detach()
+        energy = torch.linalg.diagonal(scatter).detach()
         if dtype == torch.float32:
             energy = coarse(energy, T.shape[-1])
         mean = torch.cat([z, y], dim=-1) + rest
@@ -200,7 +199,7 @@ class Statistics:
         total, count = moments[..., :-1, -1], moments[..., -1, -1]
         rest = total / count.clamp_min(TINY)[..., None]
         scatter = moments[..., :-1, :-1] - rest[..., :, None] * total[..., None, :]
-        energy = diagonal(scatter)
+        energy = torch.linalg.diagonal(scatter)
         return cls(count, centre + rest, scatter, energy if exact else coarse(energy, n_outputs), n_outputs)
 
     def __add__(self, other: "Statistics") -> "Statistics":
@@ -215,7 +214,7 @@ class Statistics:
             count=count,
             mean=self.mean + share * step,
             scatter=self.scatter + other.scatter + between,
-            energy=self.energy + other.energy + diagonal(between).detach(),
+            energy=self.energy + other.energy + torch.linalg.diagonal(between).detach(),
             **self._sums(operator.add, other),
         )
 
@@ -235,11 +234,11 @@ class Statistics:
             count=count,
             mean=self.mean - (other.count / self.count)[..., None] * step,
             scatter=self.scatter - other.scatter - between,
-            energy=self.energy + other.energy + diagonal(between).detach(),
+            energy=self.energy + other.energy + torch.linalg.diagonal(between).detach(),
             **self._sums(operator.sub, other),
         )
         scale = rest.energy.clamp_min(TINY).rsqrt()
-        lowest = eigvalsh(scale[..., None] * rest.scatter * scale[..., None, :]).min()
+        lowest = torch.linalg.eigvalsh((scale[..., None] * rest.scatter * scale[..., None, :]).cpu()).min()
         if bool(lowest < -1e-10 * rest.scatter.shape[-1]):
             raise InputError(
                 "the rows to remove were not all added before: the remaining rows would have a negative variance "
@@ -393,10 +392,11 @@ def coarse(energy: Float[Tensor, "*b c"], n_outputs: int) -> Float[Tensor, "*b c
 
 def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
     """Check that a matrix can be the scatter of rows."""
-    size = diagonal(scatter).clamp_min(0.0).sqrt()
+    squares = torch.linalg.diagonal(scatter)
+    size = squares.clamp_min(0.0).sqrt()
     bound = size[..., :, None] * size[..., None, :]
     loose = 1e-6 * bound + 1e-9 * bound.amax()
-    if bool((diagonal(scatter) < -1e-9 * bound.amax()).any()) or bool((scatter.abs() > bound + loose).any()):
+    if bool((squares < -1e-9 * bound.amax()).any()) or bool((scatter.abs() > bound + loose).any()):
         raise ValueError("the scatter is not that of any rows")
     if bool(((scatter - scatter.mT).abs() > loose).any()):
         raise ValueError("the scatter is not symmetric")
