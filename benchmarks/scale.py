@@ -32,8 +32,7 @@ from benchmarks.runner import options_of
 from benchmarks.timing import Ratio, describe_machine, print_ratios, time_in_turns
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.rows import Points
 from lastlayer.training import RunningPosterior, streamed_statistics
 
@@ -409,7 +408,7 @@ import sys, time
 import torch
 from benchmarks.scale import features, make_rows
 from lastlayer.data.distributed import join
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points
 from lastlayer.training import MiniBatches, Optimizer, RunningPosterior, train
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks.runner import options_of
 from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios, timed
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.mlp import MLP

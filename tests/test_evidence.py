@@ -25,8 +25,7 @@ from lastlayer.bayes.evidence import (
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.precision import NOISE_FLOOR, NormalEquations
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 
 PRIORS = ("flat", "shared")
 NOISES = ("diagonal", "full")
@@ -304,7 +303,9 @@ def test_the_evidence_of_a_posterior_is_that_of_its_rows_whatever_was_added(bias
     known = torch.rand(24, 2, generator=g, dtype=torch.float64)
     sums = {
         "by output": lambda Phi, rows, _: Statistics.from_features(Phi, T[rows]).each_output(),
-        "known": lambda Phi, rows, var: Statistics.of(Phi, Readings(T[rows], known=known[rows]), noise_var=var),
+        "known": lambda Phi, rows, var: Statistics.of(
+            Phi[..., :-1], Readings(T[rows], known=known[rows]), noise_var=var
+        ),
     }.get(noise, lambda Phi, rows, _: Statistics.from_features(Phi, T[rows]))
     of_rows = lambda rows: sums(affine_features(P[rows]), rows, learned)
     learned = torch.tensor([0.5, 0.8], dtype=torch.float64)

@@ -7,7 +7,7 @@ from scipy.integrate import quad
 
 import lastlayer
 from lastlayer import BLLRegressor
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.likelihoods import LIKELIHOODS
 from lastlayer.likelihoods.base import NO_TAILS, HeldOutReadings, Predicted
 from lastlayer.predictions.metrics import crps

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 
 
 @given(st.integers(0, 2**31), st.booleans(), st.booleans())

@@ -16,7 +16,7 @@ from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points, Rows
 from lastlayer.ensemble.splits import folds_for
 from lastlayer.networks.mlp import parts_of

@@ -8,8 +8,7 @@ import torch
 from helpers import close
 
 from lastlayer.bayes.evidence import by_evidence
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.rows import Points, Rows
 from lastlayer.networks.architecture import encoded
 from lastlayer.networks.encoding import PiecewiseEncoding, bins_of

@@ -12,8 +12,7 @@ from numpy import ndarray
 import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.rows import Points
 from lastlayer.predictor.member import NOTHING, Unseen, keys_of
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR

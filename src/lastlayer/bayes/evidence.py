@@ -17,11 +17,10 @@ from torch.autograd.function import once_differentiable
 from lastlayer._internal.chunks import row_chunks
 from lastlayer._internal.numbers import LOG_2PI, TINY
 from lastlayer._internal.threads import threads_for
-from lastlayer.bayes.features import linear_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.precision import Cholesky, NormalEquations, noise_covariance
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Statistics, linear_features
 from lastlayer.errors import InputError
 from lastlayer.settings.types import NEEDS_EVERY_TARGET, NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 
@@ -161,7 +160,7 @@ class _ProfiledNLML(torch.autograd.Function):
             d_phi = torch.zeros_like(Phi)
             M, N = (q * scale * inverse)[..., :k], W[..., :k, :].mT
             for rows in row_chunks(Phi.shape[-2], GRADIENT_ROWS):
-                part = equations.rows(Phi[..., rows, :-1]) @ M
+                part = equations.rows(Phi[..., rows, :]) @ M
                 if weight:
                     part = part * weight[0][..., rows, None]
                 d_phi[..., rows, :-1] = part - pull[..., rows, :] @ N
@@ -393,11 +392,11 @@ def by_evidence(
             found[i] = _with_known_noise(each, bias_prior)
         else:
             models[i] = each
-    for k in {statistics.n_linear for statistics in models.values()}:
-        same = [i for i, statistics in models.items() if statistics.n_linear == k]
-        for places in (same[part] for part in row_chunks(len(same), max(1, STACKED // max(1, k * k)))):
+    for c in {statistics.mean.shape[-1] for statistics in models.values()}:
+        same = [i for i, statistics in models.items() if statistics.mean.shape[-1] == c]
+        for places in (same[part] for part in row_chunks(len(same), max(1, STACKED // (c * c)))):
             stack = Statistics.stacked([models[i] for i in places])
-            with threads_for(20 * k**3):
+            with threads_for(20 * c**3):
                 optima = optimal_alphas(stack, noise=noise, bias_prior=bias_prior, noise_prior=noise_prior)
             for i, best in zip(places, optima, strict=True):
                 found[i] = Posterior(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, checked=False)

@@ -10,7 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lastlayer._internal.numbers import EPS, TINY
-from lastlayer.bayes.features import linear_features
 from lastlayer.bayes.precision import (
     NOISE_FLOOR,
     ROUNDING,
@@ -144,7 +143,8 @@ class Posterior:
     @cached_property
     def weights(self) -> Float[Tensor, "p q"]:
         """W: mean of the last layer's weights, with the bias in the last row. eq:w_bar_posterior_scalar."""
-        self._check(self.precision, self.precision.weights_error, "the weights")
+        if self.checked:
+            self._check(self.precision, self.precision.weights_error, "the weights")
         return self._columns(self.precision.weights)
 
     @cached_property
@@ -179,14 +179,15 @@ class Posterior:
         log_alpha : float or Tensor, default None
             Another log alpha, possibly math.inf; None: the posterior's own.
         """
-        z, precision = self.equations.rows(linear_features(Phi)), self._precision_at(log_alpha)
-        self._check(precision, lambda: precision.ratio_error(z), "the variance ratio")
+        z, precision = self.equations.rows(Phi), self._precision_at(log_alpha)
+        if self.checked:
+            self._check(precision, lambda: precision.ratio_error(z), "the variance ratio")
         return precision.variance_ratio(z).mT if self.statistics.by_output else precision.variance_ratio(z)
 
     def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r *q"]:
         """The variance ratio for many alphas at once, from squared rotated features."""
         eq, spectrum = self.equations, self.equations.spectrum
-        rotated = (eq.rows(linear_features(Phi)) @ spectrum.vectors).square()
+        rotated = (eq.rows(Phi) @ spectrum.vectors).square()
         ridge = eq.ridge(log_alphas[:, None] if self.statistics.by_output else log_alphas)
         per_alpha = 1 / (spectrum.values + ridge[..., None])
         ratios = per_alpha.movedim(0, -2) @ rotated.mT + eq.bias_variance[..., None, None]
@@ -200,7 +201,7 @@ class Posterior:
         Phi : Tensor of shape (r, p)
             Affine features.
         """
-        eq, z = self.equations, self.equations.rows(linear_features(Phi))
+        eq, z = self.equations, self.equations.rows(Phi)
         centre = eq.target_mean if self.bias_prior == "flat" else torch.zeros_like(eq.target_mean)
         return self._columns(z @ self.precision.penalised_weights + centre[..., None, :])
 
@@ -224,7 +225,7 @@ class Posterior:
         log_alpha : float or Tensor, default None
             Another log alpha for the covariance; None: the posterior's own.
         """
-        H = self._precision_at(log_alpha).factor.whiten(self.equations.rows(linear_features(Phi)))
+        H = self._precision_at(log_alpha).factor.whiten(self.equations.rows(Phi))
         return Joint(self.mean(Phi), H @ H.mT + self.equations.bias_variance[..., None, None], self.Sigma_E)
 
     def affine_map(self) -> tuple[Float[Tensor, " k"], Float[Tensor, "k q"], Float[Tensor, " q"]]:
@@ -326,7 +327,7 @@ class Posterior:
 
     def _check(self, precision: Precision, error: Callable[[], Tensor], what: str) -> None:
         """Raise an error if rounding matters; a large alpha^-1 or large eigenvalues rule that out for every point."""
-        if not self.checked or self.statistics.by_output or math.isinf(float(precision.log_alpha)):
+        if self.statistics.by_output or math.isinf(float(precision.log_alpha)):
             return
         eq, allowed = self.equations, 0.1 * RTOL
         moments = eq.resolution * eq.n_penalised / precision.ridge

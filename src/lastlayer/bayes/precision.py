@@ -11,9 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lastlayer._internal.numbers import EPS, LOG_2PI, TINY
-from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.statistics import Statistics
-from lastlayer.errors import InputError, PrecisionError, check_choice
+from lastlayer.bayes.statistics import Statistics, linear_features
+from lastlayer.errors import InputError, PrecisionError, unknown_choice
 from lastlayer.settings.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
 ROUNDING = 8 * EPS
@@ -146,18 +145,19 @@ class NormalEquations:
     @classmethod
     def of(cls, statistics: Statistics, bias_prior: BiasPrior = "flat") -> "NormalEquations":
         """Set up the normal equations of statistics under a bias prior."""
-        check_choice("bias_prior", bias_prior, BIAS_PRIORS)
-        k, m = statistics.n_linear, statistics.count
-        mean, scatter, energy = statistics.mean, statistics.scatter, statistics.energy
-        feature_mean, target_mean = mean.split([k, statistics.n_outputs], -1)
-        dof, bias_variance = statistics.n - 1, 1 / m
+        if bias_prior not in BIAS_PRIORS:
+            raise unknown_choice("bias_prior", bias_prior, BIAS_PRIORS)
+        m, n, mean = statistics.count, statistics.n, statistics.mean
+        scatter, energy, k = statistics.scatter, statistics.energy, mean.shape[-1] - statistics.n_outputs
+        feature_mean, target_mean = mean[..., :k], mean[..., k:]
+        dof, bias_variance = n - 1, 1 / m
         if bias_prior == "shared":  # raw moments of [phi_tilde, 1, t] instead of centred ones
             eye = torch.eye(mean.shape[-1] + 1, dtype=mean.dtype, device=mean.device)
             one, rest = eye[k], torch.cat([eye[:k], eye[k + 1 :]])
             raw = mean @ rest + one
             scatter = rest.mT @ scatter @ rest + m[..., None, None] * raw[..., :, None] * raw[..., None, :]
             energy = energy @ rest + m[..., None] * raw.detach().square()
-            k, dof, bias_variance = k + 1, statistics.n, torch.zeros_like(m)
+            k, dof, bias_variance = k + 1, n, torch.zeros_like(m)
         return cls(
             gram=scatter[..., :k, :k],
             cross=scatter[..., :k, k:],
@@ -165,7 +165,7 @@ class NormalEquations:
             energy=energy[..., :k],
             target_energy=energy[..., k:],
             count=m,
-            n_targets=statistics.n,
+            n_targets=n,
             dof=dof,
             bias_variance=bias_variance,
             resolution=(ROUNDING * energy[..., :k].sum(-1)).clamp_min(TINY),
@@ -183,10 +183,10 @@ class NormalEquations:
             return total / (2 * self.n_targets)
         return total.sum(-1) / (2 * self.n_targets.amax(-1))
 
-    def rows(self, phi_tilde: Float[Tensor, "... r k1"]) -> Float[Tensor, "... r k"]:
-        """z for linear features."""
-        phi_tilde = phi_tilde.to(self.gram.dtype)
-        return phi_tilde - self.feature_mean[..., None, :] if self.bias_prior == "flat" else affine_features(phi_tilde)
+    def rows(self, Phi: Float[Tensor, "... r p"]) -> Float[Tensor, "... r k"]:
+        """z for affine features."""
+        phi_tilde, Phi = linear_features(Phi).to(self.gram.dtype), Phi.to(self.gram.dtype)
+        return phi_tilde - self.feature_mean[..., None, :] if self.bias_prior == "flat" else Phi
 
     def ridge(self, log_alpha: float | Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """alpha^-1, but at least the resolution: an infinite alpha becomes the largest that the moments can resolve."""
@@ -223,7 +223,7 @@ class NormalEquations:
         """Grid over the range of log alpha that matters to these points: from weights of zero to weights not shrunk."""
         largest = torch.maximum(self.spectrum.values.amax(-1), self.resolution)
         if Phi is not None:
-            largest = largest.clamp_min(float(self.rows(Phi[..., :-1]).square().sum(-1).max()))
+            largest = largest.clamp_min(float(self.rows(Phi).square().sum(-1).max()))
         first, last = -largest.log() - 12.0, -self.resolution.log()
         if self.by_output:
             first, last = first.amin(-1), last.amax(-1)
@@ -336,7 +336,8 @@ def noise_covariance(
     S: Float[Tensor, "... q q"], equations: NormalEquations, noise: NoiseStructure = "diagonal", prior_rows: float = 0.0
 ) -> tuple[Float[Tensor, "... q q"], Bool[Tensor, "..."]]:
     """Noise covariance at the maximum of the evidence, S / n, and whether it was raised to its floor."""
-    check_choice("noise", noise, NOISE_STRUCTURES)
+    if noise not in NOISE_STRUCTURES:
+        raise unknown_choice("noise", noise, NOISE_STRUCTURES)
     if equations.dof.device.type == "cpu" and not bool((equations.dof > 0).all()):
         raise InputError(
             f"the samples have a total weight of {equations.n_targets.min().item():g}, which leaves no degree of "

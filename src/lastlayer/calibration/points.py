@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points
 from lastlayer.formula.ops import TorchOps
 from lastlayer.formula.predictive import log_far
@@ -56,16 +56,16 @@ class HeldOutPoints:
     ) -> "HeldOutPoints":
         """Predict unseen points by one posterior, given their affine features."""
         with torch.no_grad():
-            marginals = posterior.predict(Phi)
-        mean, var = marginals.mean, marginals.noise_cov.diagonal()
+            mean, cost, noise_cov = posterior.mean(Phi), posterior.variance_ratio(Phi), posterior.Sigma_E
+        var = noise_cov.diagonal()
         correlation = None
         if posterior.noise == "full" and len(var) > 1:
             std = var.sqrt()
-            correlation = (marginals.noise_cov / std / std[:, None]).expand(1, len(mean), -1, -1)
+            correlation = (noise_cov / std / std[:, None]).expand(1, len(mean), -1, -1)
         weight = torch.ones_like(mean[:, 0]) if data.weight is None else data.weight
         return cls(
             mean=mean[None],
-            cost=marginals.variance_ratio[None],
+            cost=cost[None],
             noise_var=var.expand(mean.shape)[None],
             correlation=correlation,
             inputs=data.X,

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lastlayer._internal.arrays import as_array, check_finite
 from lastlayer.bayes.noise_groups import Targets
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError
 

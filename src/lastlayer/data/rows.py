@@ -15,8 +15,7 @@ from torch import Tensor
 from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.copies import joined, near_groups
 from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.observe import FeatureMap, Measurements
@@ -91,7 +90,7 @@ class Points:
 
     def moments(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
         """Statistics of linear features, computed at once and with gradients, also for a stack."""
-        return Statistics.of(self.features(linear), self.readings, weight=self.weight, noise_var=noise_var)
+        return Statistics.of(linear(self.X), self.readings, weight=self.weight, noise_var=noise_var)
 
     def targets(self, linear: FeatureMap) -> list[Targets]:
         """Targets of each output with their known noise."""

@@ -12,7 +12,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer._internal.numbers import LOG_2PI
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.formula.predictive import output_cov

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from lastlayer.errors import InputError, check_choice
+from lastlayer.errors import InputError, unknown_choice
 from lastlayer.formula import State
 from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
 from lastlayer.networks.structured import call
@@ -73,13 +73,14 @@ class MLP(nn.Sequential):
             raise InputError(f"layer widths must be positive: n_inputs={n_inputs}, hidden={tuple(hidden)}")
         # Glorot's scale for activations that saturate, He's for those that zero half of their input
         gain = 1.0 if activation in ("tanh", "sigmoid", "sin") else math.sqrt(2.0)
-        make = ACTIVATIONS[check_choice("activation", activation, ACTIVATIONS)]
+        if activation not in ACTIVATIONS:
+            raise unknown_choice("activation", activation, ACTIVATIONS)
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip([n_inputs, *hidden], hidden, strict=False):
             linear = Linear(int(fan_in), int(fan_out), dtype=dtype)
             nn.init.xavier_uniform_(linear.weight, gain=gain, generator=generator)
             nn.init.zeros_(linear.bias)
-            layers += [linear, make()]
+            layers += [linear, ACTIVATIONS[activation]()]
         super().__init__(*layers)
         self.n_features = int(hidden[-1]) if hidden else n_inputs
         self.activation = activation

@@ -87,7 +87,7 @@ class FrozenLayer:
         if logdet_from is None:
             precision = mean if seen == 1.0 else equations.at(log_alpha)
             assert isinstance(precision.factor, Cholesky)
-            centre, logdet = statistics.feature_mean, precision.logdet()
+            centre, logdet = equations.feature_mean, precision.logdet()
             inverse = precision.factor.inverse()
         else:
             centre, logdet, inverse = logdet_from.centre, logdet_from.logdet, logdet_from.inverse

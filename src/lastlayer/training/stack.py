@@ -11,8 +11,7 @@ from numpy import ndarray
 from torch import Tensor, nn
 
 from lastlayer.bayes.precision import ROUNDING, Cholesky
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics, log_scales
+from lastlayer.bayes.statistics import Readings, Statistics, log_scales
 from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import InputSkip, StackedMLP, neg_log_hidden_prior, parts_of
 from lastlayer.settings.types import BiasPrior, NoiseStructure
@@ -402,10 +401,10 @@ class StackedNetworks(Problem):
 
 def _coarse(statistics: Statistics, frozen: FrozenLayer) -> Bool[Tensor, "*s"]:
     """Whether moments in float32 are not enough for a last layer, or a factorisation failed."""
-    resolution = ROUNDING * statistics.energy[..., : statistics.n_linear].sum(-1)
-    energy = statistics.energy[..., statistics.n_linear :] / statistics.n[..., None]
-    little = (torch.linalg.diagonal(frozen.noise_cov) < LEAST_NOISE * energy).any(-1)
-    return (frozen.ridge < LEAST_RIDGE * resolution) | little | ~torch.isfinite(frozen.logdet)
+    energy, q = statistics.energy, statistics.n_outputs
+    resolution = ROUNDING * energy[..., :-q].sum(-1)
+    little = torch.linalg.diagonal(frozen.noise_cov) < LEAST_NOISE * energy[..., -q:] / statistics.n[..., None]
+    return (frozen.ridge < LEAST_RIDGE * resolution) | little.any(-1) | ~torch.isfinite(frozen.logdet)
 
 
 def _filled(parts: Sequence[Int[Tensor, "_"]]) -> Int[Tensor, "s n"]:
