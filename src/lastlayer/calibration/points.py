@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points
 from lastlayer.formula.ops import TorchOps
-from lastlayer.formula.predictive import log_far
+from lastlayer.formula.predictive import State, log_far
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 
 REGIONS = ("blocked", "shell", "outside")
@@ -132,7 +131,7 @@ class HeldOutPoints:
             kind = np.where(beyond, "outside", kind)
             weight = torch.where(torch.from_numpy(beyond).to(cost.device), REGION_WEIGHT * weight, weight)
         log_noise = self.of(FOURIER).noise_var.log().mean((0, -1))
-        far = log_far(TorchOps, SimpleNamespace(log_noise=log_noise, inside=edge[FOURIER]), cost)
+        far = log_far(TorchOps, State(log_noise=log_noise, inside=edge[FOURIER]), cost)
         return replace(self, log_far=far, inside=edge, weight=weight, kind=kind)
 
     def _edge(self, cost: Float[Tensor, " n"]) -> float:

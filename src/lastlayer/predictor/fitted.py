@@ -272,8 +272,7 @@ class Fitted:
 
     def working(self, X: ndarray, *, noise: bool = True) -> MixturePrediction:
         """Predict the working targets, which `likelihood` makes of the targets."""
-        parts = self._evaluated(X, lambda *of: vars(formula.predict(*of)).values())
-        return self.prediction(Components(*parts), noise=noise)
+        return self.prediction(Components(*self._evaluated(X, formula.predict)), noise=noise)
 
     def prediction(self, parts: Components, *, noise: bool = True) -> MixturePrediction:
         """Assemble the mixture of calibrated members and its tails, merged outside the data."""
@@ -476,7 +475,7 @@ def as_array(values: Tensor) -> ndarray:
 
 def as_arrays(parts: Components) -> Components:
     """Convert components from tensors to arrays with one row per point."""
-    return Components(*(as_array(x.expand(-1, parts.mean.shape[1], -1)) for x in vars(parts).values()))
+    return Components(*(as_array(x.expand(-1, parts.mean.shape[1], -1)) for x in parts))
 
 
 def check_answer(*values: ndarray) -> None:
