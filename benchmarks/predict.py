@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.runner import options_of
 from benchmarks.timing import describe_machine
-from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.work import row_chunks
 from lastlayer.tables import TableFile, TableRegressor, read
 
 ROOT = Path(__file__).parents[1]

@@ -14,9 +14,8 @@ from numpy import ndarray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lastlayer._internal.chunks import row_chunks
 from lastlayer._internal.numbers import LOG_2PI, TINY
-from lastlayer._internal.threads import threads_for
+from lastlayer._internal.work import row_chunks, threads_for
 from lastlayer.bayes.noise_groups import StatisticsByNoise
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.precision import Cholesky, NormalEquations, noise_covariance

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer._internal.numbers import EPS, TINY
+from lastlayer._internal.work import CHUNK_ROWS, row_chunks
 from lastlayer.errors import InputError
 
 MOMENTS = ("count", "mean", "scatter", "energy")

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.work import row_chunks
 from lastlayer.calibration.curve import (
     LOG_FRACTION,
     OF_MIXTURE,

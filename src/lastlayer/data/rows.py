@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
+from lastlayer._internal.work import CHUNK_ROWS, row_chunks
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.statistics import Readings, Statistics

@@ -12,9 +12,9 @@ from jaxtyping import Int
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer._internal.chunks import row_chunks
 from lastlayer._internal.digests import Digest, digest_of
 from lastlayer._internal.process_state import isolated
+from lastlayer._internal.work import row_chunks
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.rows import Batch

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import Digest, digest_of, layout_of
+from lastlayer._internal.work import CHUNK_ROWS
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points

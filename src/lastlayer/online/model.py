@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from lastlayer import formula
 from lastlayer._internal import codec, files
 from lastlayer._internal.arrays import as_array, check_finite
-from lastlayer._internal.chunks import row_chunks
 from lastlayer._internal.codec import Limits
+from lastlayer._internal.work import row_chunks
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import LARGEST_TARGET

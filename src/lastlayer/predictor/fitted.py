@@ -14,8 +14,7 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from lastlayer import formula
-from lastlayer._internal.chunks import CHUNK_ROWS
-from lastlayer._internal.threads import threads_for
+from lastlayer._internal.work import CHUNK_ROWS, threads_for
 from lastlayer.calibration.curve import LOG_FRACTION, Calibration, Curve, Tails
 from lastlayer.calibration.fit import SHARPNESS
 from lastlayer.data.observe import Functionals, StandardFunctionals

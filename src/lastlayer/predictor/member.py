@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.work import row_chunks
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior, leave_one_out_cost
 from lastlayer.data.copies import fingerprints

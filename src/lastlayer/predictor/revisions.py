@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from lastlayer import formula
-from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.work import row_chunks
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.posterior import Posterior
