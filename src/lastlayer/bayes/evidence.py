@@ -249,7 +249,7 @@ def _profile(
     Sigma_E, floored = noise_covariance(S, equations, noise, prior.rows)
     E, effective = Cholesky.of(Sigma_E), precision.determined
     # V'W~, which has the norm of W~
-    VW = equations.rotated_cross / (equations.spectrum.values + precision.ridge[..., None])[..., None]
+    VW = equations.rotated[0] / (equations.spectrum.values + precision.ridge[..., None])[..., None]
     size = torch.linalg.diagonal(E.solve(VW.mT @ VW)).sum(-1)
     nlml = precision.nlml(E.logdet(), torch.linalg.diagonal(E.solve(S)).sum(-1) + prior.rows * E.logdet())
     slope = equations.per_sample(q * effective - precision.ridge * size)
@@ -393,7 +393,8 @@ def by_evidence(
             models[i] = each
     for c in {statistics.mean.shape[-1] for statistics in models.values()}:
         same = [i for i, statistics in models.items() if statistics.mean.shape[-1] == c]
-        for places in (same[part] for part in row_chunks(len(same), max(1, STACKED // (c * c)))):
+        at_once = max(1, STACKED // (c * c))
+        for places in (same[first : first + at_once] for first in range(0, len(same), at_once)):
             stack = Statistics.stacked([models[i] for i in places])
             with threads_for(20 * c**3):
                 optima = optimal_alphas(stack, noise=noise, bias_prior=bias_prior, noise_prior=noise_prior)

@@ -200,24 +200,23 @@ class NormalEquations:
         return Spectrum(torch.where(values > self.resolution[..., None], values, 0.0), vectors)
 
     @cached_property
-    def rotated_cross(self) -> Float[Tensor, "*b k q"]:
-        """V' Phi'T, which is zero wherever the eigenvalue is."""
-        return torch.where(self.spectrum.values[..., None] > 0, self.spectrum.vectors.mT @ self.cross, 0.0)
+    def rotated(self) -> tuple[Float[Tensor, "*b k q"], Float[Tensor, "*b q q"]]:
+        """V' Phi'T, which is zero wherever the eigenvalue is, and S as alpha^-1 goes to zero.
 
-    @cached_property
-    def _least_squares_misfit(self) -> Float[Tensor, "*b q q"]:
-        """S as alpha^-1 goes to zero; entries that cannot be distinguished from rounding errors are zero."""
-        values, B = self.spectrum.values[..., None], self.rotated_cross
+        Entries of S that cannot be distinguished from rounding errors are zero.
+        """
+        values = self.spectrum.values[..., None]
+        B = torch.where(values > 0, self.spectrum.vectors.mT @ self.cross, 0.0)
         S = self.targets - (B / values.clamp_min(TINY)).mT @ B
         scale = self.target_energy.sqrt()
         noise = ROUNDING * (1 + self.n_penalised) * scale[..., :, None] * scale[..., None, :]
         seen = torch.linalg.diagonal(noise < S)
-        return S * (seen[..., :, None] & seen[..., None, :])
+        return B, S * (seen[..., :, None] & seen[..., None, :])
 
     def misfit(self, ridge: Float[Tensor, "..."]) -> Float[Tensor, "... q q"]:
         """S = (T - Phi W)'(T - Phi W) + alpha^-1 W~'W~ at the optimal W, from the moments alone."""
-        values, ridge, B = self.spectrum.values[..., None], ridge[..., None, None], self.rotated_cross
-        return self._least_squares_misfit + (B * (ridge / (values.clamp_min(TINY) * (values + ridge)))).mT @ B
+        values, ridge, (B, S) = self.spectrum.values[..., None], ridge[..., None, None], self.rotated
+        return S + (B * (ridge / (values.clamp_min(TINY) * (values + ridge)))).mT @ B
 
     def alpha_range(self, n: int, Phi: Float[Tensor, "r p"] | None = None) -> Float[Tensor, "n *b"]:
         """Grid over the range of log alpha that matters to these points: from weights of zero to weights not shrunk."""
@@ -267,7 +266,7 @@ class Precision:
     def penalised_weights(self) -> Float[Tensor, "... k q"]:
         """W~: the rows of W that the prior shrinks towards zero."""
         if isinstance(self.factor, Spectrum):
-            return self.factor.vectors @ (self.equations.rotated_cross / self.factor.values[..., None])
+            return self.factor.vectors @ (self.equations.rotated[0] / self.factor.values[..., None])
         return self.factor.solve(self.equations.cross)
 
     @cached_property

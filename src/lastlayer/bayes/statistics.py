@@ -92,17 +92,13 @@ class Readings:
 
     def precision(self, noise_var: Float[Tensor, "*#b #q"] | None = None) -> Float[Tensor, "*#b m #q"] | None:
         """Precision of each reading relative to that of the learned noise; None: all ones."""
-        if self.complete:
+        if self.scale is None and self.known is None:
             return None
         scale = torch.ones_like(self.t) if self.scale is None else self.scale
         if self.known is None:
             return 1 / scale
         assert noise_var is not None
         return 1 / (scale + self.known / noise_var[..., None, :])
-
-    def take(self, rows: Tensor | slice) -> "Readings":
-        """Select rows."""
-        return self.map(lambda x: x[..., rows, :])
 
     @classmethod
     def joined(cls, parts: "Sequence[Readings]", join: Callable[[list[Tensor]], Tensor]) -> "Readings":

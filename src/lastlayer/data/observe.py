@@ -170,7 +170,7 @@ class Measurements:
         f = self.functionals
         directions = None if f.directions is None else f.directions[at]
         part = replace(f, points=f.points[at], weights=f.weights[at], directions=directions)
-        return Measurements(part, self.readings.take(at))
+        return Measurements(part, self.readings.map(lambda x: x[..., at, :]))
 
 
 def some_of(

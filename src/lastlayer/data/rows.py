@@ -71,7 +71,8 @@ class Points:
         """Select rows; of a stack, the same of every network."""
         rows = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.X.device)
         X = self.X[rows] if self.T.dim() == 2 else self.X[..., rows, :]
-        return Points(X, self.readings.take(rows), None if self.weight is None else self.weight[..., rows])
+        weight = None if self.weight is None else self.weight[..., rows]
+        return Points(X, self.readings.map(lambda x: x[..., rows, :]), weight)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Points":
         """Move to a device, with inputs of another type; ids stay integers."""

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
@@ -190,14 +191,8 @@ class PiecewiseEncoding(nn.Module):
         return bins
 
 
-class Encoded(nn.Module):
-    def __init__(self, encoding: PiecewiseEncoding, network: nn.Module) -> None:
-        super().__init__()
-        self.encoding, self.network = encoding, network
-
-    def forward(self, x: Float[Tensor, "*s m d"]) -> Float[Tensor, "*t m k"]:
-        phi: Tensor = self.network(self.encoding(x))
-        return phi
+class Encoded(nn.Sequential):
+    """An `encoding`, and a `network` of what it returns."""
 
 
 def bins_of(Z: Float[Tensor, "m d"]) -> Int[Tensor, " d"]:
@@ -208,7 +203,8 @@ def bins_of(Z: Float[Tensor, "m d"]) -> Int[Tensor, " d"]:
 
 def encoded(encoding: PiecewiseEncoding, network: nn.Module, n_inputs: int) -> InputSkip:
     """Wrap a network with an input encoding; the inputs themselves, scaled down, are passed on to the last layer."""
-    return InputSkip(Encoded(encoding, network), torch.full((n_inputs,), ENCODED_SKIP).to(encoding.slope))
+    both = Encoded(OrderedDict(encoding=encoding, network=network))
+    return InputSkip(both, torch.full((n_inputs,), ENCODED_SKIP).to(encoding.slope))
 
 
 def copied(network: nn.Module) -> nn.Module:
