@@ -194,6 +194,9 @@ class PiecewiseEncoding(nn.Module):
 class Encoded(nn.Sequential):
     """An `encoding`, and a `network` of what it returns."""
 
+    encoding: PiecewiseEncoding
+    network: nn.Module
+
 
 def bins_of(Z: Float[Tensor, "m d"]) -> Int[Tensor, " d"]:
     """Number of bins of each input: at most the number of steps between its distinct values."""
