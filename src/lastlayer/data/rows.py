@@ -91,7 +91,7 @@ class Points:
 
     def moments(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
         """Statistics of linear features, computed at once and with gradients, also for a stack."""
-        return Statistics.of(linear(self.X), self.readings, weight=self.weight, noise_var=noise_var)
+        return Statistics.of(linear(self.X).double(), self.readings, weight=self.weight, noise_var=noise_var)
 
     def targets(self, linear: FeatureMap) -> list[Targets]:
         """Targets of each output with their known noise."""

@@ -235,7 +235,7 @@ def parts_of(network: nn.Module) -> tuple[nn.Module, PiecewiseEncoding | None, T
 
 def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
     """Linear features of a batch, checked to have one row per sample."""
-    phi_tilde = call(network, Z)
+    phi_tilde = network(Z) if Z.is_floating_point() else call(network, Z)
     if not isinstance(phi_tilde, Tensor) or phi_tilde.dim() != 2 or len(phi_tilde) != len(Z):
         shape = tuple(phi_tilde.shape) if isinstance(phi_tilde, Tensor) else type(phi_tilde).__name__
         raise InputError(
