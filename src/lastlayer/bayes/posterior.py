@@ -228,29 +228,26 @@ class Posterior:
         H = self._precision_at(log_alpha).factor.whiten(self.equations.rows(Phi))
         return Joint(self.mean(Phi), H @ H.mT + self.equations.bias_variance[..., None, None], self.Sigma_E)
 
-    def affine_map(self) -> tuple[Float[Tensor, " k"], Float[Tensor, "k q"], Float[Tensor, " q"]]:
-        """(centre, W~, offset): the mean is (phi_tilde - centre) W~ + offset."""
-        W, eq = self._columns(self.precision.penalised_weights), self.equations
-        if self.bias_prior == "shared":
-            return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias, the last feature, becomes the offset
-        if not self.statistics.by_output:
-            return eq.feature_mean, W, eq.target_mean
-        centre = eq.feature_mean.mean(0)  # each output has its own mean
-        return centre, W, eq.target_mean[:, 0] + ((centre - eq.feature_mean) * W.mT).sum(-1)
+    def affine(self, log_alpha: float | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """(centre, W~, offset, root, shift): with z = phi_tilde - centre, the mean is z W~ + offset.
 
-    def whitening(
-        self, centre: Float[Tensor, " k"], log_alpha: float | None = None
-    ) -> tuple[Float[Tensor, "k r"], Float[Tensor, " r"]]:
-        """(root, shift): h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi, columns by output."""
-        eq = self.equations
+        h = z root + shift has h h' = phi' Lambda_bar^-1 phi, with the columns ordered by output.
+        """
+        W, eq, by_output = self._columns(self.precision.penalised_weights), self.equations, self.statistics.by_output
         root = self._precision_at(log_alpha).factor.whiten(torch.eye(eq.gram.shape[-1]).to(eq.gram))
-        if self.bias_prior == "shared":
+        if self.bias_prior == "shared":  # the bias, the last feature, becomes the offset
+            centre, W, offset = W.new_zeros(len(W) - 1), W[:-1], W[-1]
             root, shift = root[..., :-1, :], root[..., -1, :]
-        else:  # the variance of a free bias adds one column
+        else:
+            centre = eq.feature_mean.mean(0) if by_output else eq.feature_mean  # each output has its own mean
             apart = centre - eq.feature_mean
+            offset = eq.target_mean[:, 0] + (apart * W.mT).sum(-1) if by_output else eq.target_mean
+            # the variance of a free bias adds one column
             shift = torch.cat([(apart[..., None, :] @ root)[..., 0, :], eq.bias_variance.sqrt()[..., None]], -1)
             root = torch.cat([root, torch.zeros_like(root[..., :1])], -1)
-        return (root.movedim(0, 1).flatten(1), shift.flatten()) if eq.by_output else (root, shift)
+        if by_output:
+            root, shift = root.movedim(0, 1).flatten(1), shift.flatten()
+        return centre, W, offset, root, shift
 
     def eigenvalues(self) -> Float[Tensor, " k"]:
         """Eigenvalues of the Gram matrix, of all outputs: beside alpha^-1 they show what the data determine."""

@@ -419,13 +419,13 @@ def rows_in_cache(width: int) -> int:
 def _layer(members: Sequence[Member], places: list[int], targets: Standardizer, *, tuned: bool) -> State:
     """Members whose features have the same shape: networks and last layers, targets in original units."""
     posteriors = [member.posterior for member in members]
-    centre, weights, offset = map(torch.stack, zip(*[p.affine_map() for p in posteriors], strict=True))
-    star = [p.whitening(own) for p, own in zip(posteriors, centre, strict=True)]
+    star = [p.affine() for p in posteriors]
     used = [
-        own if member.tuned is None else member.posterior.whitening(middle, member.tuned)
-        for own, member, middle in zip(star, members, centre, strict=True)
+        own if member.tuned is None else member.posterior.affine(member.tuned)
+        for own, member in zip(star, members, strict=True)
     ]
-    (root, shift), (root_star, shift_star) = (map(torch.stack, zip(*each, strict=True)) for each in (used, star))
+    centre, weights, offset, root, shift = map(torch.stack, zip(*used, strict=True))
+    *_, root_star, shift_star = map(torch.stack, zip(*star, strict=True))
     scale, mean = targets.scale.to(weights), targets.mean.to(weights)
     widths = [w.shape[-1] for w in (root, *members[0].network.parameters()) if w.dim()]
     return State(
