@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
+from lastlayer._internal.arrays import converted
 from lastlayer._internal.work import CHUNK_ROWS, row_chunks
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
@@ -22,7 +23,6 @@ from lastlayer.data.observe import FeatureMap, Measurements
 from lastlayer.data.scaling import Scales
 from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
-from lastlayer.networks.structured import converted
 from lastlayer.settings.types import Given, Shape
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from lastlayer._internal.arrays import converted
 from lastlayer._internal.digests import Digest, digest_of, layout_of
 from lastlayer._internal.work import CHUNK_ROWS
 from lastlayer.bayes.evidence import by_evidence
@@ -13,7 +14,6 @@ from lastlayer.data.sources import Source, SourceScales, StandardizedSource, com
 from lastlayer.ensemble.run import Run
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import finite_features
-from lastlayer.networks.structured import converted
 from lastlayer.predictor.member import Member
 from lastlayer.training import batches_for, streamed_statistics
 

@@ -14,6 +14,7 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from lastlayer import formula
+from lastlayer._internal.arrays import converted
 from lastlayer._internal.work import CHUNK_ROWS, threads_for
 from lastlayer.calibration.curve import LOG_FRACTION, Calibration, Curve, Tails
 from lastlayer.calibration.fit import SHARPNESS
@@ -25,7 +26,6 @@ from lastlayer.formula import Components, Functions, State
 from lastlayer.formula.ops import NumPyOps, TorchOps
 from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.mlp import grouped, numbers_of
-from lastlayer.networks.structured import converted
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
