@@ -5,8 +5,6 @@ memory is measured in separate processes. On a busy machine several threads most
 """
 
 import os
-import subprocess
-import sys
 import time
 import timeit
 from collections import deque
@@ -18,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from benchmarks.runner import options_of
+from benchmarks.runner import in_own_process, options_of
 from benchmarks.timing import Ratio, Timing, describe_machine, memory, print_ratios, time_in_turns
 from lastlayer import BLLRegressor, formula
 from lastlayer._internal.numbers import LOG_2PI
@@ -113,28 +111,24 @@ def value_and_gradient(form: EvidenceForm, Phi: Tensor, T: Tensor, log_alpha: Te
     return J.detach(), d_Phi[:, :-1], d_log_alpha
 
 
-def report_peak(form: EvidenceForm, rows: int) -> None:
-    """Print by how much one evaluation raises the resident peak; runs in a separate process."""
+def peak_bytes(form: str, rows: int, threads: int) -> float:
+    """By how much one evaluation raises the resident peak of this process."""
+    torch.set_num_threads(threads)
     problem = evidence_problem(rows)
-    value_and_gradient(form, *evidence_problem(300))  # loads the libraries
+    value_and_gradient(EVIDENCE_FORMS[form], *evidence_problem(300))  # loads the libraries
     before = memory("VmHWM")  # ru_maxrss would start at that of the parent process
-    value_and_gradient(form, *problem)
-    print(2**20 * (memory("VmHWM") - before))
-
-
-def peak_bytes(form: str, shrink: int) -> float:
-    # with a fixed threshold malloc gives every large block back at once, so that the resident peak is what is alive
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1000000"}
-    command = [sys.executable, "-m", "benchmarks.core", "--peak", form]
-    command += ["--threads", str(torch.get_num_threads()), "--shrink", str(shrink)]
-    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    value_and_gradient(EVIDENCE_FORMS[form], *problem)
+    return 2**20 * (memory("VmHWM") - before)
 
 
 def evidence(shrink: int) -> list[Ratio]:
     problem = Phi, T, _ = evidence_problem(ROWS // shrink)
     closed, autograd = (partial(value_and_gradient, form, *problem) for form in EVIDENCE_FORMS.values())
     times = time_in_turns(closed, autograd, repeats=9)
-    peaks = [peak_bytes(form, shrink) for form in EVIDENCE_FORMS]
+    # with a fixed threshold malloc gives every large block back at once, so that the resident peak is what is alive
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # read where a process starts
+    sizes = ROWS // shrink, torch.get_num_threads()
+    peaks = [in_own_process(peak_bytes, form, *sizes) for form in EVIDENCE_FORMS]
     differences = [f"{relative_difference(a, b):.1e}" for a, b in zip(closed(), autograd(), strict=True)]
     print(f"evidence: value and gradient, m = {len(Phi):,}, p = {Phi.shape[1]}, q = {T.shape[1]}")
     for form, timing, peak in zip(EVIDENCE_FORMS, times, peaks, strict=True):
@@ -213,14 +207,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = options_of(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--shrink", type=int, default=1, help="divide all sizes by this, for a trial")
-    parser.add_argument("--peak", choices=EVIDENCE_FORMS, help="only print the peak memory of one form of the evidence")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(asked.threads)
-    if asked.peak is not None:
-        return report_peak(EVIDENCE_FORMS[asked.peak], ROWS // asked.shrink)
     print(f"{describe_machine()}; float64\n")
     n = asked.shrink
-    return print_ratios([alpha_sweep(n), *evidence(n), *prediction(n), *default_mixture(n)])
+    print_ratios([alpha_sweep(n), *evidence(n), *prediction(n), *default_mixture(n)])
 
 
 if __name__ == "__main__":

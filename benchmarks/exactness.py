@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from vbll.utils.distributions import DenseNormalPrec
 
-from benchmarks.runner import options_of, print_rows
+from benchmarks.runner import aligned, options_of
 
 ROWS, FEATURES, NOISE_STD, PRIOR_PRECISION, FAR = 40, 8, 0.3, 1.0, 3.0
 
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
         stds |= {f"laplace-torch {name}": laplace_std(network, X, Y, far, name) for name in ("full", "kron", "diag")}
         stds["vbll recursive_update"] = vbll_std(network, X, Y, far)
         rows += [[name, str(q), ", ".join(f"{std:.4f}" for std in found)] for name, found in stds.items()]
-    print_rows([["last layer", "outputs", "std of the function at the far point"], *rows])
+    print(aligned([["last layer", "outputs", "std of the function at the far point"], *rows]))
 
 
 if __name__ == "__main__":

@@ -167,18 +167,18 @@ def table(outcomes: Sequence[runner.Outcome]) -> str:
     results = [o.result for o in outcomes if o.result is not None]
     trees = {(r.data, r.rows): r.cpu_seconds for r in results if r.method == TREES}
     head = f"{'cpu s':>9} {'wall s':>9} {'cpu ratio':>9} {'LPD':>10} {'CRPS':>7} {'90% in':>7} {'MB':>7}"
-    lines, before = [describe_machine(), "", f"{'rows':>17}  {'':<17} {head}"], ""
-    for outcome in outcomes:
-        task, r = outcome.task, outcome.result
-        size = f"{'' if task.data == MADE else task.data} {task.rows:,}"
-        cells = f"not measured: {outcome.why_not}"
-        if r is not None:
-            ratio = f"{r.cpu_seconds / trees[r.data, r.rows]:.2f}" if (r.data, r.rows) in trees else "-"
-            lpd = "-" if r.scores.lpd is None else f"{r.scores.lpd:.3f}"
-            cells = f"{r.cpu_seconds:9,.2f} {r.seconds:9,.2f} {ratio:>9} {lpd:>10} "
-            cells += f"{r.scores.crps:7.3f} {r.scores.coverage_90:7.3f} {r.megabytes:7,.0f}"
-        lines.append(f"{size if size != before else '':>17}  {task.name:<17} {cells}")
-        before = size
+    lines = [describe_machine(), "", f"{'rows':>17}  {'':<17} {head}"]
+    for (data, m), group in runner.grouped(outcomes, lambda outcome: (outcome.task.data, outcome.task.rows)).items():
+        size = f"{'' if data == MADE else data} {m:,}"
+        for outcome in group:
+            r, cells = outcome.result, f"not measured: {outcome.why_not}"
+            if r is not None:
+                ratio = f"{r.cpu_seconds / trees[data, m]:.2f}" if (data, m) in trees else "-"
+                lpd = "-" if r.scores.lpd is None else f"{r.scores.lpd:.3f}"
+                cells = f"{r.cpu_seconds:9,.2f} {r.seconds:9,.2f} {ratio:>9} {lpd:>10} "
+                cells += f"{r.scores.crps:7.3f} {r.scores.coverage_90:7.3f} {r.megabytes:7,.0f}"
+            lines.append(f"{size:>17}  {outcome.task.name:<17} {cells}")
+            size = ""
     notes = f"""cpu s, wall s: of the fit; cpu ratio: to {TREES} as it comes on the same rows; scores: means over splits
 LPD (larger is better), CRPS (smaller is better): with its noise the made function has {ORACLE_LPD:.3f}
 and {ORACLE_CRPS:.3f}; 90% in: share of targets in 90% intervals; MB: by which the process grew, its rows included"""
@@ -187,20 +187,17 @@ and {ORACLE_CRPS:.3f}; 90% in: share of targets in 90% intervals; MB: by which t
 
 def picture(results: Sequence[Result]) -> Figure:
     """Seconds and memory against the rows of the made table, a line for each method."""
-    lines: dict[str, list[Result]] = {}
-    for r in sorted(results, key=lambda r: r.rows):
-        lines.setdefault(r.method, []).append(r)
     figure, sizes = new_figure(10, 4), sorted({r.rows for r in results})
     costs, memories = figure.subplots(1, 2)
-    for name, each in lines.items():
-        (line,) = costs.loglog([r.rows for r in each], [r.cpu_seconds for r in each], "o-", ms=3.5, label=name)
-        costs.loglog([r.rows for r in each], [r.seconds for r in each], ":", color=line.get_color())
-        memories.loglog([r.rows for r in each], [r.megabytes for r in each], "o-", ms=3.5)
-    for ax, title in ((costs, "seconds of a fit: processor, and (dotted) on the wall"), (memories, "memory, MB")):
-        ax.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30, fontsize=7)
-        ax.set(title=title, xlabel=f"training rows, {N_INPUTS} columns")
-        ax.minorticks_off()
-        ax.grid(lw=0.4, color="0.9")
+    for name, each in runner.grouped(sorted(results, key=lambda r: r.rows), lambda r: r.method).items():
+        rows = [r.rows for r in each]
+        (line,) = costs.loglog(rows, [r.cpu_seconds for r in each], "o-", ms=3.5, label=name)
+        costs.loglog(rows, [r.seconds for r in each], ":", color=line.get_color())
+        memories.loglog(rows, [r.megabytes for r in each], "o-", ms=3.5)
+    costs.set_title("seconds of a fit: processor, and (dotted) on the wall")
+    memories.set_title("memory, MB")
+    for ax in (costs, memories):
+        runner.sized(ax, sizes, f"training rows, {N_INPUTS} columns")
     costs.legend(fontsize=8)
     return figure
 
@@ -272,13 +269,13 @@ def main(arguments: list[str] | None = None) -> None:
 
     def write(outcomes: Sequence[runner.Outcome]) -> None:
         text = table(outcomes)
-        made = [outcome.result for outcome in outcomes if outcome.result is not None and outcome.task.data == MADE]
+        made = [outcome.result for outcome in outcomes if outcome.result and outcome.task.data == MADE]
         print(f"\n{text}\n")
         runner.write_files(asked.out, {f"{name}.txt": text + "\n"}, {f"{name}.png": picture(made)} if made else {})
 
     taken = lambda: [store.results[job.key] for job in jobs if job.key in store.results]
     why_not = lambda job: unable(job, taken(), asked.limit)
-    runner.summarised(jobs, store, write, again=asked.again, isolated=True, unable=why_not)
+    runner.complete(jobs, store, write, again=asked.again, isolated=True, unable=why_not)
 
 
 if __name__ == "__main__":

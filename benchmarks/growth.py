@@ -8,15 +8,15 @@ the last points is printed: 1 for a cost linear in m, 2 for products of p featur
 import argparse
 import ctypes
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import linear_regression
 
 import torch
 
-from benchmarks.runner import options_of
-from benchmarks.timing import describe_machine, peak_of
+from benchmarks.runner import options_of, sized
+from benchmarks.timing import describe_machine, now, peak_of
 from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import MLP
@@ -38,29 +38,22 @@ class Line:
     def slope(self, values: list[float]) -> float:
         """Slope of the last two thirds of the points, by least squares in the logarithms."""
         keep = max(2, 2 * len(self.sizes) // 3)
-        x, y = (torch.tensor([math.log(v) for v in part[-keep:]]) for part in (self.sizes, values))
-        return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
+        return linear_regression(*(list(map(math.log, part[-keep:])) for part in (self.sizes, values))).slope
 
 
 def measure(work: Callable[[], object], device: str) -> tuple[float, float]:
     """Measure seconds (fastest repeat) and megabytes (peak) of a call."""
-    best = math.inf
+    taken = []
     for _ in range(REPEATS):
-        start = _now(device)
+        start = now(device)
         work()
-        best = min(best, _now(device) - start)
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        allocated = torch.cuda.memory_allocated()
-        work()
-        return best, (torch.cuda.max_memory_allocated() - allocated) / 2**20
-    return best, max(peak_of(work), 0.1)
-
-
-def _now(device: str) -> float:
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+        taken.append(now(device) - start)
+    if device == "cpu":
+        return min(taken), max(peak_of(work), 0.1)
+    torch.cuda.reset_peak_memory_stats()
+    allocated = torch.cuda.memory_allocated()
+    work()
+    return min(taken), (torch.cuda.max_memory_allocated() - allocated) / 2**20
 
 
 def rows(m: int, k: int, q: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,10 +124,8 @@ def draw(found: list[Line], options: argparse.Namespace) -> None:
             for line in [line for line in found if line.size == size]:
                 y = getattr(line, values)
                 axis.loglog(line.sizes, y, "o-", ms=3, label=f"{line.name} (slope {line.slope(y):.1f})")
-            axis.set(xlabel=f"{titles[size]} ({fixed})", ylabel=what)
-            axis.set_xticks(line.sizes, [f"{n:,}" for n in line.sizes], fontsize=7)
-            axis.minorticks_off()
-            axis.grid(alpha=0.3)
+            sized(axis, line.sizes, f"{titles[size]} ({fixed})")
+            axis.set_ylabel(what)
             axis.legend(fontsize=7)
     figure.suptitle(f"{describe_machine()}, {options.device}", fontsize=9)
     figure.savefig(options.out, dpi=110)

@@ -21,6 +21,7 @@ from torch import Tensor
 from benchmarks import runner
 from benchmarks.runner import Job, Rows
 from benchmarks.timing import describe_machine, timed
+from benchmarks.uci.gaussian_processes import process_of
 from lastlayer import BLLRegressor, metrics
 from lastlayer.data.observe import Gradient, Value
 
@@ -102,11 +103,11 @@ class Missing(Job):
 def missing_table(runs: Sequence[Run]) -> Rows:
     title = f"{ROWS} rows, 4 outputs, {MISSING:.0%} of the targets missing, {TEST_ROWS:,} new rows"
     rows = [[title, "LPD", "CRPS", f"{LEVEL:.0%} coverage", "wall s", "cpu s", "cpu / complete"]]
-    complete = float(np.mean([run.cpu for run in runs if run.method == COMPLETE]))
-    for method in WAYS:
-        own = [run for run in runs if run.method == method]
-        ratio = f"{np.mean([run.cpu for run in own]) / complete:.2f}"
-        rows.append([method, *scores_of(own, {"lpd": 2, "crps": 4, "coverage": 3}), *seconds_of(own), ratio])
+    groups = runner.grouped(runs, lambda run: run.method)
+    cpu = {method: float(np.mean([run.cpu for run in own])) for method, own in groups.items()}
+    for method, own in groups.items():
+        scores = scores_of(own, {"lpd": 2, "crps": 4, "coverage": 3})
+        rows.append([method, *scores, *seconds_of(own), f"{cpu[method] / cpu[COMPLETE]:.2f}"])
     return rows
 
 
@@ -184,21 +185,13 @@ def trained_process(
     """Maximise the exact marginal likelihood by Adam, for standardised points and targets (NaN: missing)."""
     import gpytorch  # type: ignore[import-not-found, unused-ignore]
 
-    class Process(gpytorch.models.ExactGP):  # type: ignore[misc, unused-ignore]
-        def __init__(self, likelihood: Any) -> None:
-            super().__init__(Z, T, likelihood)
-            self.mean_module = gpytorch.means.ConstantMeanGrad()
-            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernelGrad(ard_num_dims=Z.shape[1]))
-
-        def forward(self, x: Tensor) -> Any:
-            return gpytorch.distributions.MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
-
     least = gpytorch.constraints.GreaterThan(1e-9)
     kind = gpytorch.likelihoods.MultitaskGaussianLikelihood
     likelihood = kind(len(noise_var), noise_constraint=least, has_global_noise=False).double()
     likelihood.task_noises = noise_var
     likelihood.raw_task_noises.requires_grad_(False)
-    model = Process(likelihood).double()
+    kernel, given = gpytorch.kernels.RBFKernelGrad(ard_num_dims=Z.shape[1]), lambda _: (Z, T, likelihood)
+    model = process_of(gpytorch.models.ExactGP, kernel, given, gradients=True).double()
     bound = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
     adam = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=STEP_SIZE)
     with gpytorch.settings.observation_nan_policy("mask"), gpytorch.settings.max_cholesky_size(100_000):
@@ -277,18 +270,15 @@ def gradient_table(runs: Sequence[Run]) -> Rows:
     title = f"{ENERGIES} energies and n gradients, 3 inputs, {TEST_ROWS:,} new rows"
     rows = [[title, "n", "gradient RMSE", "gradient LPD", "energy RMSE", "energy LPD", "wall s", "cpu s"]]
     digits = {"gradient_rmse": 4, "gradient_lpd": 2, "energy_rmse": 4, "energy_lpd": 2}
-    for method, size in dict.fromkeys((run.method, run.size) for run in runs):
-        own = [run for run in runs if (run.method, run.size) == (method, size)]
+    for (method, size), own in runner.grouped(runs, lambda run: (run.method, run.size)).items():
         rows.append([method, f"{size:,}", *scores_of(own, digits), *seconds_of(own)])
     return rows
 
 
 def rows_in_the_same_time(runs: Sequence[Run]) -> str:
     """Number of gradients that Fourier features handle in the time that the process needs for the fewest."""
-    seconds: dict[tuple[str, int], list[float]] = {}
-    for run in runs:
-        seconds.setdefault((run.method, run.size), []).append(run.cpu)
-    times = {key: float(np.mean(each)) for key, each in seconds.items()}
+    groups = runner.grouped(runs, lambda run: (run.method, run.size))
+    times = {key: float(np.mean([run.cpu for run in own])) for key, own in groups.items()}
     limit, large = times.get((PROCESS, GRADIENTS)), TIMES * GRADIENTS
     if limit is None:
         return "skipped: the exact process needs gpytorch; make bench-observe installs it"
@@ -338,10 +328,8 @@ def main(arguments: list[str] | None = None) -> None:
     done = runner.complete([*missing, *gradients], store, again=asked.again)
     surfaces = done[len(missing) :]
     tables = [missing_table(done[: len(missing)]), gradient_table(surfaces)]
-    for table in tables:
-        runner.print_rows(table)
     last = rows_in_the_same_time(surfaces)
-    print(last)
+    print(*map(runner.aligned, tables), last, sep="\n\n")
     runner.write_files(asked.out, {"tables.md": "\n\n".join([machine, *map(titled, tables), last]) + "\n"})
 
 

@@ -34,6 +34,7 @@ from lastlayer.online import DriftMonitor, ExponentialForgetting, OnlineModel, S
 FITTED, TUNING, D, NOISE = 1_000, 500, 8, 0.1
 STEPS = (1e-4, 1e-3, 1e-2, 1e-1)
 Form = Callable[[ndarray, ndarray], tuple[list[Any], list[Any]]]
+PASSES = ("learn", "predict", "both")
 
 
 def rows(m: int, seed: int, creep: float) -> tuple[ndarray, ndarray]:
@@ -49,11 +50,8 @@ class Learner:
     name: str
     state: Any  # initial state, copied before each stream
     predict: Callable[[Any, Any], Any]  # (state, row) -> mean, or mean and standard deviation
-    learn: Callable[[Any, Any, Any], object]  # (state, row, target)
+    learn: str  # method of the state that learns a row and its target
     form: Form  # converts rows and targets to the method's format; not timed
-
-
-PASSES = ("learn", "predict", "both")
 
 
 def as_arrays(X: ndarray, y: ndarray) -> tuple[list[Any], list[Any]]:
@@ -68,13 +66,14 @@ def run(learner: Learner, X: ndarray, y: ndarray, passes: tuple[str, ...] = PASS
     """Run one stream per pass: microseconds per row in processor time, factorisations included, and the RMSE."""
     form, taken, said = learner.form(X, y), dict[str, float](), list[Any]()
     for way in passes:
-        state, predict, learn = copy.deepcopy(learner.state), learner.predict, learner.learn
+        state = copy.deepcopy(learner.state)
+        predict, learn = learner.predict, getattr(state, learner.learn)
         start = time.process_time()
         for row, target in zip(*form, strict=True):
             if way != "learn":
                 said.append(predict(state, row))
             if way != "predict":
-                learn(state, row, target)
+                learn(row, target)
         taken[way] = 1e6 * (time.process_time() - start) / len(X)
     means = np.array([np.ravel(one[0] if isinstance(one, tuple) else one)[0] for one in said[-len(X) :]])
     return taken | {"rmse": float(np.sqrt(np.mean(np.square(means - y))))}
@@ -115,12 +114,12 @@ class Anew:
         return mean[:, 0].numpy()
 
 
-Predictor = Callable[[Any, Any], Any]
+def ours(name: str, model: Any) -> Learner:
+    return Learner(name, model, lambda state, row: state.predict(row, return_std=True), "update", as_arrays)
 
 
-def by(learn: str, predict: Predictor, form: Form, name: str, state: Any) -> Learner:
-    """A method whose states learn by the method of that name."""
-    return Learner(name, state, predict, lambda state, row, target: getattr(state, learn)(row, target), form)
+def theirs(name: str, way: Any) -> Learner:
+    return Learner(name, way, lambda state, row: state.predict(row), "learn", as_arrays)
 
 
 def by_river(name: str, model: Any, form: Form) -> Learner:
@@ -128,15 +127,7 @@ def by_river(name: str, model: Any, form: Form) -> Learner:
         gaussian = state.predict_one(row, with_dist=True)
         return gaussian.mu, gaussian.sigma
 
-    return by("learn_one", predict, form, name, model)
-
-
-ours = partial(by, "update", lambda state, row: state.predict(row, return_std=True), as_arrays)
-
-
-def theirs(name: str, way: Any) -> Learner:
-    predict = lambda state, row: state.predict(row)
-    return Learner(name, way, predict, lambda state, row, target: state.learn(row, target), as_arrays)
+    return Learner(name, model, predict, "learn_one", form)
 
 
 def bayesian_linear(model: BLLRegressor, X: ndarray, y: ndarray) -> Learner:
@@ -163,8 +154,7 @@ class Scaled:
         return (self.features(X) - self.mean) / self.scale, (y - self.centre) / self.unit
 
     def predict(self, X: ndarray) -> ndarray:
-        mean: ndarray = self.regressor.predict(self.scaled(X)[0]) * self.unit + self.centre
-        return mean
+        return self.regressor.predict(self.scaled(X)[0]) * self.unit + self.centre
 
     def learn(self, X: ndarray, y: ndarray) -> None:
         self.regressor.partial_fit(*self.scaled(X, y))
@@ -195,8 +185,7 @@ def incremental(X: ndarray, y: ndarray, creep: float, model: BLLRegressor) -> li
             except ValueError:  # it overflowed
                 tried[eta] = np.inf
         best = min(tried, key=lambda eta: tried[eta])
-        way = Scaled(make(best), features, X, y)
-        learners.append(theirs(f"{name} (step {best:g})", way))
+        learners.append(theirs(f"{name} (step {best:g})", Scaled(make(best), features, X, y)))
     return learners
 
 

@@ -15,10 +15,11 @@ from numpy import ndarray
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-from benchmarks.runner import Job, Store, complete, helpful, options_of, split_list, write_files
+from benchmarks.runner import Job, Store, aligned, complete, helpful, options_of, split_list, write_files
 from benchmarks.timing import timed
+from benchmarks.uci.gaussian_processes import gaussians_of
 from benchmarks.uci.methods import METHODS as UCI
-from benchmarks.uci.protocol import Fit, Gaussians, Predict, Task, score
+from benchmarks.uci.protocol import Fit, Predict, Task, score
 from lastlayer.errors import check_choice
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE, new_figure
 
@@ -52,13 +53,7 @@ FUNCTIONS: dict[str, tuple[int, Callable[[ndarray, int], ndarray]]] = {
 def exact_process(X: ndarray, y: ndarray, task: Task) -> Predict:
     kernel = ConstantKernel(1.0, (1e-2, 1e3)) * RBF(np.ones(X.shape[1]), (0.05, 50)) + WhiteKernel(0.01, (1e-6, 1))
     process = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=2, random_state=task.seed)
-    process.fit(X, y)
-
-    def predict(X: ndarray) -> Gaussians:
-        mean, std = process.predict(X, return_std=True)
-        return Gaussians(mean[None], np.square(std)[None])
-
-    return predict
+    return gaussians_of(process.fit(X, y))
 
 
 METHODS: dict[str, Fit] = {
@@ -118,38 +113,41 @@ def main(arguments: list[str] | None = None) -> dict[str, Float[ndarray, "f r 3"
     with helpful():
         methods = [check_choice("method", name, METHODS) for name in split_list(asked.methods)]
         functions = [check_choice("function", name, FUNCTIONS) for name in split_list(asked.functions)]
-    jobs = [Fitted(f, m, seed) for f in functions for m in methods for seed in range(asked.seeds)]
+    seeds = range(asked.seeds)
+    jobs = [Fitted(f, m, seed) for f in functions for m in methods for seed in seeds]
     store = Store(asked.out / "results.jsonl", Result)
     complete(jobs, store, again=asked.again, processes=asked.processes)
-    print(" " * 32 + "".join(f"{f'r = {r:g}':>22s}" for r in RADII))
-    print(f"{'':27s}cpu s" + "   90%    LPD   CRPS  " * len(RADII))
-    found: dict[str, list[ndarray]] = {m: [] for m in methods}
-    seconds: dict[str, list[float]] = {m: [] for m in methods}
-    for f in functions:
-        for m in methods:
-            results = [store.results[f, m, seed] for seed in range(asked.seeds)]
-            found[m].append(np.mean([r.scores for r in results], 0))
-            seconds[m].append(float(np.mean([r.seconds for r in results])))
-            _print(f, m, found[m][-1], seconds[m][-1])
+    seconds = {
+        (f, m): float(np.mean([store.results[f, m, s].seconds for s in seeds])) for f in functions for m in methods
+    }
+    of = lambda f, m: np.mean([store.results[f, m, s].scores for s in seeds], 0)
+    found = {m: np.array([of(f, m) for f in functions]) for m in methods}
+    table = [["", "", "cpu s", *(part for r in RADII for part in (f"r = {r:g}: 90%", "LPD", "CRPS"))]]
+    for i, f in enumerate(functions):
+        table += [[f, m, f"{seconds[f, m]:.0f}", *cells(found[m][i])] for m in methods]
     for m in methods:
-        capped = np.maximum(found[m], [-np.inf, COUNTED, -np.inf])
-        _print("mean of all", m, capped.mean(0), float(np.mean(seconds[m])))
+        table.append(
+            ["mean of all", m, f"{np.mean([seconds[f, m] for f in functions]):.0f}", *cells(clipped_mean(found[m]))]
+        )
+    print(aligned(table))
     print(f"(mean LPD: the LPD of each function is clipped at {COUNTED:g})")
-    scores = {method: np.array(each) for method, each in found.items()}
-    write_files(asked.out, {}, {"outside.png": picture(scores)})
-    return scores
+    write_files(asked.out, {}, {"outside.png": picture(found)})
+    return found
 
 
-def _print(function: str, method: str, scores: Float[ndarray, "r 3"], seconds: float) -> None:
-    cells = "".join(f"  {c:4.2f} {lpd:7.2f} {crps:6.2f} " for c, lpd, crps in scores)
-    print(f"{function:14s}{method:14s}{seconds:4.0f}{cells}", flush=True)
+def clipped_mean(scores: Float[ndarray, "f r 3"]) -> Float[ndarray, "r 3"]:
+    return np.maximum(scores, [-np.inf, COUNTED, -np.inf]).mean(0)
+
+
+def cells(scores: Float[ndarray, "r 3"]) -> list[str]:
+    return [f"{value:.2f}" for value in scores.flat]
 
 
 def picture(found: dict[str, Float[ndarray, "f r 3"]]) -> Figure:
     figure = new_figure(9.0, 3.0)
     axes = figure.subplots(1, 3)
     for method, scores in found.items():
-        mean = np.maximum(scores, [-np.inf, COUNTED, -np.inf]).mean(0)
+        mean = clipped_mean(scores)
         for i, ax in enumerate(axes):
             ax.plot(RADII, mean[:, i], "o-", ms=3.5, color=COLOURS[method], label=method)
         if method == "lastlayer":

@@ -12,7 +12,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from benchmarks.runner import options_of
+from benchmarks.runner import aligned, options_of
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
 from lastlayer.bayes.posterior import Posterior
@@ -57,16 +57,26 @@ class Recipe:
         return found | {"log alpha*": float(self.posterior.log_alpha), "epochs": float(self.history.best_epoch)}
 
 
-def run(data: PaperData, seed: int, *, max_epochs: int = 10_000, progress: bool = False) -> Recipe:
+def start(seed: int) -> tuple[MLP, Augmented]:
+    """The network and the objective, as they are before training."""
     generator = torch.Generator().manual_seed(seed)
-    inputs = Standardizer.fit(torch.from_numpy(data.train.X))
-    targets = Standardizer.fit(torch.from_numpy(data.train.y))
+    network = MLP(1, (20, 20, 20), generator=generator)
+    return network, Augmented(20, 2, bias_prior="shared", generator=generator)
+
+
+def standardised(data: PaperData) -> tuple[Standardizer, Standardizer, Points, Points]:
+    """Scalers of the training rows, and rows for training and validation."""
+    inputs, targets = (Standardizer.fit(torch.from_numpy(values)) for values in (data.train.X, data.train.y))
     fit, held = (
         Points(inputs.forward(torch.from_numpy(s.X)), Readings(targets.forward(torch.from_numpy(s.y))))
         for s in (data.train, data.validation)
     )
-    network = MLP(1, (20, 20, 20), generator=generator)
-    objective = Augmented(20, 2, bias_prior="shared", generator=generator)
+    return inputs, targets, fit, held
+
+
+def run(data: PaperData, seed: int, *, max_epochs: int = 10_000, progress: bool = False) -> Recipe:
+    inputs, targets, fit, held = standardised(data)
+    network, objective = start(seed)
     last = objective.log_alpha.detach(), objective.log_sigma_e.detach()
 
     def validation_nlml() -> Tensor:
@@ -98,15 +108,14 @@ def main(arguments: list[str] | None = None) -> dict[str, ndarray]:
     rows = [run(data, seed, max_epochs=options.max_epochs, progress=True).scores(data) for seed in seeds]
     table = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     print(f"\nThe paper's recipe, data seed {SEED}, {len(rows)} initialisations")
-    print(f"{'':12} {'published':>10} {'median':>10} {'lowest':>10} {'highest':>10}   required range")
+    lines = [["", "published", "median", "lowest", "highest", "required range"]]
     for name, values in table.items():
-        printed = f"{PUBLISHED[name]:10.4f}" if name in PUBLISHED else " " * 10
-        verdict = ""
-        if name in RANGES:
-            lo, hi = RANGES[name]
-            good = bool(((values >= lo) & (values <= hi)).all())
-            verdict = f"[{lo:.4f}, {hi:.4f}] {'yes' if good else 'NO'}"
-        print(f"{name:12} {printed} {np.median(values):10.4f} {values.min():10.4f} {values.max():10.4f}   {verdict}")
+        lo, hi = RANGES.get(name, (-np.inf, np.inf))
+        verdict = f"[{lo:.4f}, {hi:.4f}] {'yes' if lo <= values.min() and values.max() <= hi else 'NO'}"
+        numbers = [f"{value:.4f}" for value in (np.median(values), values.min(), values.max())]
+        published = f"{PUBLISHED[name]:.4f}" if name in PUBLISHED else ""
+        lines.append([name, published, *numbers, verdict if name in RANGES else ""])
+    print(aligned(lines))
     return table
 
 

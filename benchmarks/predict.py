@@ -5,9 +5,9 @@ same networks alone, on numeric inputs in memory. Memory is the peak of the pred
 rows: it must not grow with the table. Rows are counted per processor second and per second of wall time.
 """
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,22 +15,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.runner import options_of
-from benchmarks.timing import describe_machine
+from benchmarks.runner import in_own_process, options_of
+from benchmarks.timing import describe_machine, memory
 from lastlayer._internal.work import row_chunks
+from lastlayer.cli import app
 from lastlayer.tables import TableFile, TableRegressor, read
 
 ROOT = Path(__file__).parents[1]
-PREDICT = """
-import contextlib, json, resource, sys, time
-import lastlayer.tables
-from lastlayer.cli import app
-start = time.process_time()
-with contextlib.redirect_stdout(sys.stderr):
-    app(["predict", *sys.argv[1:], "--json"], standalone_mode=False)
-memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps({"cpu": time.process_time() - start, "memory": memory}))
-"""
 
 
 def make_table(path: Path, rows: int) -> None:
@@ -58,11 +49,13 @@ def bare_seconds(fitted: TableRegressor, path: Path) -> float:
 
 
 def predict(model: Path, data: Path, out: Path) -> dict[str, Any]:
-    """Predict in a separate process; return its output, processor seconds and peak memory in MiB."""
-    command = [sys.executable, "-c", PREDICT, str(model), str(data), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    said: dict[str, Any] = json.loads(done.stderr.splitlines()[-1])
-    return said | json.loads(done.stdout)
+    """Output of the command, processor seconds and peak memory in MiB of this process."""
+    words = ["predict", str(model), str(data), "--out", str(out), "--json"]
+    start = time.process_time()
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        app(words, standalone_mode=False)
+    cpu = time.process_time() - start
+    return json.loads(said.getvalue().splitlines()[-1]) | {"cpu": cpu, "memory": memory("VmHWM")}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -83,8 +76,9 @@ def main(arguments: list[str] | None = None) -> None:
             model = TableRegressor(preset=preset, max_epochs=50, random_state=0)
             fitted = model.fit(table, target=["head_m", "power_kw"])
             fitted.save(folder / "model")
-            part = predict(folder / "model", small, folder / "out.csv")
-            whole = predict(folder / "model", large, folder / "out.csv")
+            part, whole = (
+                in_own_process(predict, folder / "model", data, folder / "out.csv") for data in (small, large)
+            )
             bare = rows // 10 / bare_seconds(fitted, small)
             pace, clock = rows / whole["cpu"], rows / whole["seconds"]
             label = f"{preset}, {len(fitted.members_)} network(s)"

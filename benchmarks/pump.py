@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.runner import options_of
+from benchmarks.runner import markdown, options_of
 from examples.make_pump import COLUMNS, rows
 from lastlayer.tables import Table, TableRegressor
 
@@ -54,9 +54,9 @@ def main(arguments: list[str] | None = None) -> None:
         speed = X[:, 1]
         shares.append([inside[(low <= speed) & (speed < high)].mean(0) for low, high in pairwise(EDGES)])
     names = [f"{method}, {target}" for method in ("lastlayer", "Gaussian process") for target in TARGETS]
-    print(f"| speed, rpm | {' | '.join(names)} |\n|{' --- |' * (1 + len(names))}")
-    for (low, high), line in zip(pairwise(EDGES), np.mean(shares, 0), strict=True):
-        print(f"| {low:,} to {high:,} | {' | '.join(f'{share:.0%}' for share in line)} |")
+    lines = zip(pairwise(EDGES), np.mean(shares, 0), strict=True)
+    body = [[f"{low:,} to {high:,}", *(f"{share:.0%}" for share in line)] for (low, high), line in lines]
+    print(markdown([["speed, rpm", *names], *body]))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import math
 import platform
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, is_dataclass
@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import rankdata
 from tqdm import tqdm
 
 from lastlayer._internal.files import replacing
@@ -26,7 +28,6 @@ from lastlayer.errors import InputError, LastLayerError, check_choice
 from lastlayer.studies.paper import check_folder
 
 PACKAGES = ("lastlayer", "torch", "numpy", "scipy", "scikit-learn")
-WIDTH = 200  # of printed tables where the output is not a terminal
 Thing = TypeVar("Thing")
 Key = tuple[Any, ...]
 Rows = list[list[str]]  # cells of a table; the first row is the header, whose first cell may be a title
@@ -115,7 +116,7 @@ def perform(
 
         if processes > 1 and not isolated:
             yield from (Outcome(task, store.results[task.key]) for task in tasks if task not in new)
-            with _pool(processes) as pool:
+            with pool_of(processes) as pool:
                 asked = {pool.submit(_outcome, task): task for task in new}
                 yield from (kept(_ended(asked[done], done)) for done in as_completed(asked))
             return
@@ -129,24 +130,33 @@ def perform(
                 yield kept(_alone(task) if isolated else _outcome(task))
 
 
-def complete(tasks: Sequence[Any], store: Store, **how: Any) -> list[Any]:
-    """Results of all tasks, as `perform` computes them; where one fails, the program ends after the others."""
-    tell([outcome for outcome in perform(tasks, store, **how) if outcome.failed])
-    return [store.results[task.key] for task in tasks]
+def complete(
+    tasks: Sequence[Any], store: Store, write: Callable[[Sequence[Outcome]], None] = lambda outcomes: None, **how: Any
+) -> list[Any]:
+    """Results of all tasks that can be run; failures end the program after the others.
 
-
-def summarised(tasks: Sequence[Any], store: Store, write: Callable[[Sequence[Outcome]], None], **how: Any) -> None:
-    """Perform the tasks; write what there is at the end or where it is interrupted; failures end the program."""
+    `write` is given what there is at the end, or where the program is interrupted.
+    """
     outcomes: list[Outcome] = []
     try:
         outcomes.extend(perform(tasks, store, **how))
     finally:
         write(outcomes)
-    tell([outcome for outcome in outcomes if outcome.failed])
+    failures = [outcome for outcome in outcomes if outcome.failed]
+    for failure in failures:
+        print(f"failed: {failure}")
+    if failures:
+        sys.exit(1)
+    return [store.results[task.key] for task in tasks if task.key in store.results]
 
 
-def _pool(processes: int) -> Executor:
+def pool_of(processes: int) -> Executor:
     return ProcessPoolExecutor(processes, get_context("spawn"))  # forks would share locks of torch's threads
+
+
+def in_own_process(work: Callable[..., Thing], *given: Any) -> Thing:
+    with pool_of(1) as pool:
+        return pool.submit(work, *given).result()
 
 
 def _ended(task: Any, done: Future[Outcome]) -> Outcome:
@@ -157,7 +167,7 @@ def _ended(task: Any, done: Future[Outcome]) -> Outcome:
 
 
 def _alone(task: Any) -> Outcome:
-    with _pool(1) as pool:
+    with pool_of(1) as pool:
         return _ended(task, pool.submit(_outcome, task))
 
 
@@ -254,9 +264,18 @@ def helpful() -> Iterator[None]:
         sys.exit(f"error: {error}")
 
 
-def rank(costs: Sequence[float]) -> list[float]:
-    """Rank costs from 1 for the smallest; equal costs share the mean of their ranks."""
-    return [sum(c < cost for c in costs) + (1 + sum(c == cost for c in costs)) / 2 for cost in costs]
+def mean_ranks(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Ranks of names by their costs, 1 for the smallest, averaged over rows; equal costs share their ranks."""
+    ranks = [rankdata(list(row.values())) for row in rows]
+    return dict(zip(rows[0], np.mean(ranks, axis=0).tolist(), strict=True)) if ranks else {}
+
+
+def grouped(results: Iterable[Thing], key: Callable[[Thing], Any]) -> dict[Any, list[Thing]]:
+    """Results by a key of theirs, in the order in which the keys occur."""
+    found: dict[Any, list[Thing]] = {}
+    for result in results:
+        found.setdefault(key(result), []).append(result)
+    return found
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
@@ -281,18 +300,21 @@ def as_csv(rows: Sequence[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def print_rows(rows: Rows) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+def aligned(rows: Rows) -> str:
+    """The table in text: the title above, the first column flush left, the others flush right."""
     (title, *head), *body = rows
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    table.add_column("", no_wrap=True)
-    for name in head:
-        table.add_column(name, justify="right")
-    for row in body:
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+    whole = [["", *head], *body]
+    widths = [max(map(len, column)) for column in zip(*whole, strict=True)]
+    cells = ([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])] for first, *rest in whole)
+    return "\n".join([title, *("  ".join(line).rstrip() for line in cells)])
+
+
+def sized(ax: Axes, sizes: Sequence[int], label: str) -> None:
+    """Ticks of a logarithmic axis at the sizes that were measured."""
+    ax.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=30, fontsize=7)
+    ax.set_xlabel(label)
+    ax.minorticks_off()
+    ax.grid(lw=0.4, color="0.9")
 
 
 def write_files(folder: Path, texts: Mapping[str, str], figures: Mapping[str, Figure] | None = None) -> None:
@@ -306,10 +328,3 @@ def write_files(folder: Path, texts: Mapping[str, str], figures: Mapping[str, Fi
             else:
                 content.savefig(file, format="png", dpi=200, metadata={"Software": None})
     print(f"written to {folder}: {', '.join(contents)}")
-
-
-def tell(failures: Sequence[Outcome]) -> None:
-    for failure in failures:
-        print(f"failed: {failure}")
-    if failures:
-        sys.exit(1)

@@ -16,25 +16,30 @@ import argparse
 import itertools
 import math
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor, nn
 
-from benchmarks.runner import options_of
-from benchmarks.timing import Ratio, describe_machine, print_ratios, time_in_turns
+from benchmarks.runner import aligned, in_own_process, options_of, pool_of
+from benchmarks.timing import Ratio, describe_machine, now, peak_of, print_ratios, time_in_turns
+from benchmarks.timing import memory as memory_in_use
+from benchmarks.uci.gaussian_processes import variational_process
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.statistics import Readings, Statistics
+from lastlayer.data.distributed import join
+from lastlayer.data.parquet import ParquetSource
 from lastlayer.data.rows import Points
-from lastlayer.training import RunningPosterior, streamed_statistics
+from lastlayer.training import MiniBatches, Optimizer, RunningPosterior, streamed_statistics, train
 
 SECTIONS = ("epochs", "memory", "statistics", "processes")
 SIZES = {"rows": 1_000_000, "test-rows": 50_000, "width": 256, "depth": 3, "batch": 4_096, "epochs": 4}
@@ -56,9 +61,8 @@ def make_rows(m: int, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
     here = torch.Generator(device).manual_seed(seed)
     X = torch.randn(m, N_INPUTS, generator=here, device=device)
     f = lambda x: torch.sin(x @ U.to(device)) @ v.to(device) + 0.5 * x[:, :1] * x[:, 1:2] + torch.tanh(2 * x[:, 2:3])
-    return X, torch.cat([f(x) / 1.4 for x in X.split(2**20)]) + NOISE_STD * torch.randn(
-        m, 1, generator=here, device=device
-    )
+    noise = NOISE_STD * torch.randn(m, 1, generator=here, device=device)
+    return X, torch.cat([f(x) / 1.4 for x in X.split(2**20)]) + noise
 
 
 def features(width: int, depth: int, device: str) -> nn.Sequential:
@@ -69,34 +73,29 @@ def features(width: int, depth: int, device: str) -> nn.Sequential:
 
 
 class Method:
-    """A training method: `backward` is called in every step, before the optimizer's step."""
+    """A method of training: `backward` is called in every step, before the optimizer's step."""
 
     name = ""
     share = 1.0  # share of the epochs for which it trains; the learning rate falls until their end
     most_steps = sys.maxsize  # maximum number of steps; methods too slow to train here are only timed
 
-    def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
-        self.options, self.n_rows = options, n_rows
-        self.network = features(options.width, options.depth, options.device)
-        self.head: nn.Module = nn.Identity()
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.network = options, features(options.width, options.depth, options.device)
+        self.head = self.make_head().to(options.device)
+        self.parameters = [*self.network.parameters(), *self.head.parameters()]
+        self.adam = torch.optim.Adam(self.parameters, lr=options.rate)
+        self.n_steps = round(self.share * steps_per_epoch(options) * options.epochs)
+        self.wall, self.cpu, self.steps = 0.0, 0.0, 0
+        self.curve: list[tuple[float, float]] = []  # elapsed seconds and test RMSE
 
-    def parameters(self) -> list[nn.Parameter]:
-        return [*self.network.parameters(), *self.head.parameters()]
+    def make_head(self) -> nn.Module:
+        return nn.Linear(self.options.width, 1)
+
+    def mean(self, X: Tensor) -> Tensor:
+        return self.head(self.network(X))
 
     def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
         raise NotImplementedError
-
-    def mean(self, X: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def score(self, train: Points, test: Points) -> tuple[float, float]:
-        predict, lpds, errors = self.predictor(train), [], []
-        for part in test.chunks():
-            with torch.no_grad():
-                mean, var = predict(part.X)
-            lpds.append(torch.distributions.Normal(mean, var.sqrt()).log_prob(part.T[:, 0].to(mean)))
-            errors.append(part.T[:, 0].to(mean) - mean)
-        return float(torch.cat(lpds).mean()), float(torch.cat(errors).square().mean().sqrt())
 
     def predictor(self, train: Points) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """Mean and variance of targets: by default by the exact last layer of all rows on its features."""
@@ -108,27 +107,69 @@ class Method:
 
         return predict
 
+    @torch.no_grad()
+    def score(self, train: Points, test: Points) -> tuple[float, float]:
+        """Mean log density and RMSE."""
+        predict, (X, t) = self.predictor(train), (test.X, test.T[:, 0])
+        mean, var = (torch.cat(each) for each in zip(*map(predict, X.split(2**14)), strict=True))
+        lpd = torch.distributions.Normal(mean, var.sqrt()).log_prob(t.to(mean)).mean()
+        return float(lpd), float((t.to(mean) - mean).square().mean().sqrt())
+
+    @torch.no_grad()
+    def look(self, test: Points) -> None:
+        error = torch.cat([part.T - self.mean(part.X).reshape(-1, 1) for part in test.chunks()])
+        self.curve.append((self.wall, float(error.square().mean().sqrt())))
+
+    def advance(self, source: Points, first: int, last: int) -> None:
+        step, per_epoch = first, steps_per_epoch(self.options)
+        while step < last and self.goes_on:
+            epoch, start = divmod(step, per_epoch)
+            batches = source.batches(self.options.batch, seed=epoch, first=start)
+            wall, cpu = now(self.options.device), time.process_time()
+            for batch in batches:
+                drift = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / self.n_steps))
+                for group in self.adam.param_groups:
+                    group["lr"] = drift * self.options.rate
+                self.adam.zero_grad()
+                self.backward(batch.X, batch.T, drift)
+                self.adam.step()
+                step, self.steps = step + 1, self.steps + 1
+                if step == last or not self.goes_on:
+                    break
+            self.wall += now(self.options.device) - wall
+            self.cpu += time.process_time() - cpu
+
+    @property
+    def trained(self) -> bool:
+        """Whether it is trained to the end, not only timed."""
+        return self.most_steps == sys.maxsize
+
+    @property
+    def goes_on(self) -> bool:
+        return self.steps < min(self.most_steps, self.n_steps)
+
+    @property
+    def step_seconds(self) -> float:
+        return self.wall / self.steps
+
+    def seconds_to(self, rmse: float) -> float:
+        return next((seconds for seconds, reached in self.curve if reached <= rmse), math.inf)
+
 
 class MSE(Method):
     name = "MSE, then BLR"
 
-    def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
-        super().__init__(options, n_rows)
-        self.head = nn.Linear(options.width, 1).to(options.device)
-
     def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
-        (self.head(self.network(X)) - T).square().mean().backward()
-
-    def mean(self, X: Tensor) -> Tensor:
-        return self.head(self.network(X))
+        (self.mean(X) - T).square().mean().backward()
 
 
 class Evidence(Method):
     name = "lastlayer"
 
-    def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
-        super().__init__(options, n_rows)
-        self.layer = RunningPosterior(torch.tensor(float(n_rows), dtype=torch.float64, device=options.device), n_rows)
+    def make_head(self) -> nn.Module:
+        count = torch.tensor(float(self.options.rows), dtype=torch.float64, device=self.options.device)
+        self.layer = RunningPosterior(count, self.options.rows)
+        return nn.Identity()
 
     def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
         phi = self.network(X)
@@ -141,26 +182,26 @@ class Evidence(Method):
         return self.network(X) @ W[:-1] + W[-1]
 
 
-def shorter(kind: type[Method]) -> type[Method]:
-    return type(kind.__name__, (kind,), {"name": f"{kind.name.split(',')[0]}, shorter", "share": SHORTER})
+class ShorterMSE(MSE):
+    name, share = "MSE, shorter", SHORTER
 
 
-ShorterMSE, ShorterEvidence = shorter(MSE), shorter(Evidence)
+class ShorterEvidence(Evidence):
+    name, share = "lastlayer, shorter", SHORTER
 
 
 class VBLL(Method):
     name = "vbll"
 
-    def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
-        super().__init__(options, n_rows)
+    def make_head(self) -> nn.Module:
         import vbll  # type: ignore[import-not-found, unused-ignore]
 
-        self.most_steps = options.vbll_steps or sys.maxsize
-        self.head = vbll.Regression(options.width, 1, 1 / n_rows, prior_scale=1.0, wishart_scale=0.1).to(options.device)
+        self.most_steps = self.options.vbll_steps or sys.maxsize
+        return vbll.Regression(self.options.width, 1, 1 / self.options.rows, prior_scale=1.0, wishart_scale=0.1)
 
     def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
         self.head(self.network(X)).train_loss_fn(T).backward()
-        nn.utils.clip_grad_norm_(self.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
 
     def mean(self, X: Tensor) -> Tensor:
         return self.head(self.network(X)).predictive.mean
@@ -179,59 +220,25 @@ class DeepKernel(Method):
     name = "GPyTorch deep kernel"
     most_steps = 6
 
-    def __init__(self, options: argparse.Namespace, n_rows: int) -> None:
-        super().__init__(options, n_rows)
+    def make_head(self) -> nn.Module:
         import gpytorch  # type: ignore[import-not-found, unused-ignore]
 
-        class Process(gpytorch.models.ApproximateGP):  # type: ignore[misc, unused-ignore]
-            def __init__(self, points: Tensor) -> None:
-                variational = gpytorch.variational.CholeskyVariationalDistribution(len(points))
-                super().__init__(gpytorch.variational.VariationalStrategy(self, points, variational))
-                self.mean_module = gpytorch.means.ConstantMean()
-                self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
-
-            def forward(self, x: Tensor) -> Any:
-                return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
         with torch.no_grad():
-            points = self.network(make_rows(128, 11, options.device)[0])
-        process, likelihood = Process(points), gpytorch.likelihoods.GaussianLikelihood()
-        self.head = nn.ModuleList([process, likelihood]).to(options.device)
-        self.process, self.likelihood = process, likelihood
-        self.bound = gpytorch.mlls.VariationalELBO(likelihood, process, n_rows)
+            points = self.network(make_rows(128, 11, self.options.device)[0])
+        process = variational_process(points, gpytorch.kernels.RBFKernel())
+        likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        self.bound = gpytorch.mlls.VariationalELBO(likelihood, process, self.options.rows)
+        return nn.ModuleList([process, likelihood])
 
     def backward(self, X: Tensor, T: Tensor, drift: float) -> None:
-        (-self.bound(self.process(self.network(X)), T[:, 0])).backward()
+        (-self.bound(self.bound.model(self.network(X)), T[:, 0])).backward()
 
 
 KINDS: tuple[type[Method], ...] = (MSE, Evidence, ShorterMSE, ShorterEvidence, VBLL, DeepKernel)
 
 
-@dataclass
-class Run:
-    method: Method
-    adam: torch.optim.Optimizer
-    n_steps: int  # number of steps of the whole training
-    wall: float = 0.0
-    cpu: float = 0.0
-    steps: int = 0
-    curve: list[tuple[float, float]] = field(default_factory=list)  # elapsed seconds and test RMSE
-
-    @property
-    def trained(self) -> bool:
-        """Whether the method is trained to the end, not only timed."""
-        return self.method.most_steps == sys.maxsize
-
-    @property
-    def goes_on(self) -> bool:
-        return self.steps < min(self.method.most_steps, self.n_steps)
-
-    @property
-    def step_seconds(self) -> float:
-        return self.wall / self.steps
-
-    def seconds_to(self, rmse: float) -> float:
-        return next((seconds for seconds, reached in self.curve if reached <= rmse), math.inf)
+def steps_per_epoch(options: argparse.Namespace) -> int:
+    return -(-options.rows // options.batch)
 
 
 def epochs(options: argparse.Namespace) -> list[Ratio]:
@@ -239,111 +246,53 @@ def epochs(options: argparse.Namespace) -> list[Ratio]:
     train, test = (Points(X, Readings(T)) for X, T in made)
     mean, std = train.T.mean(), train.T.std()
     train, test = (Points(data.X, Readings((data.T - mean) / std)) for data in (train, test))
-    per_epoch = -(-options.rows // options.batch)
-    n_steps = per_epoch * options.epochs
-    runs = []
-    for kind in KINDS:
-        if kind.name in options.methods:
-            try:
-                method = kind(options, options.rows)
-            except ImportError:
-                print(f"{kind.name}: not installed")
-                continue
-            adam = torch.optim.Adam(method.parameters(), lr=options.rate)
-            runs.append(Run(method, adam, round(method.share * n_steps)))
-    stretch = max(1, per_epoch // LOOKS)
+    methods: list[Method] = []
+    for kind in (kind for kind in KINDS if kind.name in options.methods):
+        try:
+            methods.append(kind(options))
+        except ImportError:
+            print(f"{kind.name}: not installed")
+    per_epoch = steps_per_epoch(options)
+    n_steps, stretch = per_epoch * options.epochs, max(1, per_epoch // LOOKS)
     network = f"{options.rows:,} x {N_INPUTS} rows, {options.depth} x {options.width} SiLU, batch {options.batch:,}"
     steps = f"{options.epochs} epochs of {per_epoch:,} steps, Adam {options.rate:g} cosine"
     print(f"{network}, {steps}; {describe_machine()}, {options.device}", flush=True)
     for first in range(0, n_steps, stretch):
-        for run in (run for run in runs if run.goes_on):
-            _advance(run, train, first, min(first + stretch, n_steps), per_epoch, options)
-            if run.trained:
-                error = torch.cat([part.T - _mean(run.method, part.X) for part in test.chunks()])
-                run.curve.append((run.wall, float(error.square().mean().sqrt())))
-    goal = runs[0].curve[-1][1]
-    print(f"\n{'':22} {'s/epoch':>9} {'ratio':>6} {'cpu':>6} {'test RMSE of its head':>22}", end="")
-    print(f" {'s to RMSE of MSE':>17} {'ratio':>6} {'exact LPD':>10} {'exact RMSE':>11}")
-    scores = {}
-    for run in runs:
-        cpu = run.cpu / run.steps / (runs[0].cpu / runs[0].steps)
-        speed = f"{run.step_seconds * per_epoch:9.2f} {run.step_seconds / runs[0].step_seconds:6.2f} {cpu:6.2f}"
-        if not run.trained:
-            print(f"{run.method.name:22} {speed} (from {run.steps} steps; not trained)")
-            continue
-        lpd, rmse = scores[run.method.name] = run.method.score(train, test)
-        to_goal, own = run.seconds_to(goal), runs[0].seconds_to(goal)
-        reached = f"{run.curve[-1][1]:22.4f} {to_goal:17.2f} {to_goal / own:6.2f}"
-        print(f"{run.method.name:22} {speed} {reached} {lpd:10.4f} {rmse:11.4f}", flush=True)
-    by_name = {run.method.name: run for run in runs}
-    mse, ours, early = (by_name.get(kind.name) for kind in (MSE, Evidence, ShorterEvidence))
+        for method in (method for method in methods if method.goes_on):
+            method.advance(train, first, min(first + stretch, n_steps))
+            if method.trained:
+                method.look(test)
+    base = methods[0]
+    goal, scores = base.curve[-1][1], {}
+    table = [["", "s/epoch", "ratio", "cpu", "test RMSE of its head", "s to RMSE of MSE", "ratio"]]
+    table[0] += ["exact LPD", "exact RMSE"]
+    for method in methods:
+        ratios = method.step_seconds / base.step_seconds, method.cpu / method.steps / (base.cpu / base.steps)
+        line = [method.name, f"{method.step_seconds * per_epoch:.2f}", *(f"{ratio:.2f}" for ratio in ratios)]
+        if method.trained:
+            lpd, rmse = scores[method.name] = method.score(train, test)
+            to_goal = method.seconds_to(goal)
+            line += [f"{method.curve[-1][1]:.4f}", f"{to_goal:.2f}", f"{to_goal / base.seconds_to(goal):.2f}"]
+            line += [f"{lpd:.4f}", f"{rmse:.4f}"]
+        else:
+            line += [f"from {method.steps} steps; not trained", *[""] * 4]
+        table.append(line)
+    print(aligned(table), flush=True)
+    return epoch_ratios({method.name: method for method in methods}, goal, scores)
+
+
+def epoch_ratios(methods: dict[str, Method], goal: float, scores: dict[str, tuple[float, float]]) -> list[Ratio]:
+    mse, ours, early = (methods.get(kind.name) for kind in (MSE, Evidence, ShorterEvidence))
     ratios = []
     if mse is not None and ours is not None:
         ratios.append(Ratio("epoch", "MSE / lastlayer, wall", mse.step_seconds / ours.step_seconds, 1 / 1.25))
         ratios.append(Ratio("epoch", "MSE / lastlayer, cpu", mse.cpu / ours.cpu, None))
         for name in (name for name in (MSE.name, VBLL.name) if name in scores):
-            gain = math.exp(scores[ours.method.name][0] - scores[name][0])
+            gain = math.exp(scores[ours.name][0] - scores[name][0])
             ratios.append(Ratio("test density", f"lastlayer / {name}", gain, 1.0))
     if mse is not None and early is not None:
         ratios.append(Ratio("to MSE's RMSE", "MSE / lastlayer", mse.seconds_to(goal) / early.seconds_to(goal), 1.25))
     return ratios
-
-
-def _advance(run: Run, source: Points, first: int, last: int, per_epoch: int, options: argparse.Namespace) -> None:
-    step = first
-    while step < last and run.goes_on:
-        epoch, start = divmod(step, per_epoch)
-        batches = source.batches(options.batch, seed=epoch, first=start)
-        wall, cpu = _now(options), time.process_time()
-        for batch in batches:
-            drift = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / run.n_steps))
-            for group in run.adam.param_groups:
-                group["lr"] = drift * options.rate
-            run.adam.zero_grad()
-            run.method.backward(batch.X, batch.T, drift)
-            run.adam.step()
-            step, run.steps = step + 1, run.steps + 1
-            if step == last or not run.goes_on:
-                break
-        run.wall += _now(options) - wall
-        run.cpu += time.process_time() - cpu
-
-
-def _mean(method: Method, X: Tensor) -> Tensor:
-    with torch.no_grad():
-        return method.mean(X).reshape(-1, 1)
-
-
-def _now(options: argparse.Namespace) -> float:
-    if options.device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-MEMORY_SCRIPT = """
-import resource, sys, time
-import numpy as np, torch
-from benchmarks.timing import peak_of
-from lastlayer import BLLRegressor, TrainingOptions
-from lastlayer.data.parquet import ParquetSource
-folder, width, batch, device, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], sys.argv[5]
-training = TrainingOptions(learning_rate=1e-3)
-parameters = dict(
-    hidden=(width,), activation="silu", preset="evidence", dtype="float32", device=device, training=training,
-    batch_size=batch, max_epochs=1,
-)
-BLLRegressor(**parameters).fit(np.random.randn(batch, 16), np.random.randn(batch))  # warm
-if kind == "parquet":
-    source = ParquetSource(folder, [f"x{j}" for j in range(16)], ["y"])
-    source.n_rows
-    fit = lambda: BLLRegressor(**parameters).fit_source(source)
-else:
-    X, y = (np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in "Xy")
-    fit = lambda: BLLRegressor(**parameters).fit(X, y)
-start = time.perf_counter()
-peak = peak_of(fit, kind="RssAnon", every=0.01)
-print(time.perf_counter() - start, peak, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-"""
 
 
 def write_map(folder: str, m: int) -> None:
@@ -366,17 +315,32 @@ def write_parquet(folder: str, m: int) -> None:
         parquet.write_table(pa.table(columns), f"{folder}/part-{i:04}.parquet", row_group_size=2**16)
 
 
+def fit_from_disk(folder: str, options: argparse.Namespace) -> tuple[float, float, float]:
+    """Seconds, anonymous memory and whole memory of a fit; mapped pages belong to the system's cache."""
+    training, width = TrainingOptions(learning_rate=1e-3), (options.memory_width,)
+    words: dict[str, Any] = {"activation": "silu", "preset": "evidence", "dtype": "float32", "device": options.device}
+    words |= {"batch_size": options.batch, "max_epochs": 1}
+    model = BLLRegressor(width, training=training, **words)
+    model.fit(np.random.default_rng(0).normal(size=(options.batch, N_INPUTS)), np.arange(options.batch) % 7)  # warm
+    if options.memory_from == "parquet":
+        source = ParquetSource(folder, [f"x{j}" for j in range(N_INPUTS)], ["y"])
+        _ = source.n_rows
+        fit = partial(model.fit_source, source)
+    else:
+        fit = partial(model.fit, *(np.load(f"{folder}/{name}.npy", mmap_mode="r") for name in "Xy"))
+    start = time.perf_counter()
+    peak = peak_of(fit, kind="RssAnon", every=0.01)
+    return time.perf_counter() - start, peak, memory_in_use("VmHWM")
+
+
 def memory(options: argparse.Namespace) -> list[Ratio]:
-    """Run the section "memory": anonymous memory of a fit from disk; mapped pages belong to the system's cache."""
+    """Run the section "memory", each size in a process of its own."""
     print(f"\n{'rows':>12} {'seconds':>9} {'own memory, MB':>15} {'with mapped pages, MB':>22}")
     own = []
     for m in options.memory_rows:
         with tempfile.TemporaryDirectory() as folder:
             (write_parquet if options.memory_from == "parquet" else write_map)(folder, m)
-            arguments = [folder, str(options.memory_width), str(options.batch), options.device, options.memory_from]
-            command = [sys.executable, "-c", MEMORY_SCRIPT, *arguments]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-        seconds, peak, whole = map(float, done.stdout.split())
+            seconds, peak, whole = in_own_process(fit_from_disk, folder, options)
         own.append(peak)
         print(f"{m:>12,} {seconds:>9.1f} {peak:>15.1f} {whole:>22.1f}", flush=True)
     return [Ratio("memory", f"{options.memory_rows[0]:,} rows / {options.memory_rows[-1]:,}", own[0] / own[-1], 0.8)]
@@ -392,7 +356,7 @@ def statistics(options: argparse.Namespace) -> list[Ratio]:
 
     narrow_phi = phi.float()
     passes = [lambda: A @ A, *(lambda phi=phi: Statistics.from_linear_features(phi, T) for phi in (phi, narrow_phi))]
-    product, ours, narrow = time_in_turns(*[lambda work=work: (work(), _now(options)) for work in passes], repeats=5)
+    product, ours, narrow = time_in_turns(*[lambda work=work: (work(), now(device)) for work in passes], repeats=5)
     peak = 2 * n**3 / product.median
     print(f"\nmatrix product of {n:,}: {peak / 1e9:,.0f} GFLOP/s in float64; statistics of {m:,} x {k}:")
     ratios = []
@@ -403,28 +367,22 @@ def statistics(options: argparse.Namespace) -> list[Ratio]:
     return ratios
 
 
-PROCESS_SCRIPT = """
-import sys, time
-import torch
-from benchmarks.scale import features, make_rows
-from lastlayer.data.distributed import join
-from lastlayer.bayes.statistics import Readings
-from lastlayer.data.rows import Points
-from lastlayer.training import MiniBatches, Optimizer, RunningPosterior, train
-torch.set_num_threads(1)
-group = join()
-rows, width, batch, dtype = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), getattr(torch, sys.argv[4])
-X, T = (part.to(dtype) for part in make_rows(rows, 0))
-network = features(width, 3, "cpu").to(dtype)
-running = RunningPosterior(torch.tensor(float(rows), dtype=torch.float64), rows, process_group=group)
-problem = MiniBatches(network, Points(X, Readings(T)), running, batch_size=batch)
-start = time.perf_counter()
-train(problem, Optimizer(1e-3, max_epochs=1))
-if group.rank == 0:
-    end = torch.cat([p.detach().flatten() for p in network.parameters()])
-    torch.save({"seconds": time.perf_counter() - start, "end": end}, sys.argv[5])
-group.shutdown()
-"""
+def one_epoch(options: argparse.Namespace, dtype: str, rank: int, world: int) -> tuple[float, ndarray]:
+    """Seconds, and the trained parameters, by one of several processes with one thread each."""
+    if world > 1:
+        both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "WORLD_SIZE": str(world)}
+        os.environ |= both | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    torch.set_num_threads(1)
+    group, rows = join(), options.process_rows
+    X, T = (part.to(getattr(torch, dtype)) for part in make_rows(rows, 0))
+    network = features(options.width, 3, "cpu").to(X.dtype)
+    running = RunningPosterior(torch.tensor(float(rows), dtype=torch.float64), rows, process_group=group)
+    problem = MiniBatches(network, Points(X, Readings(T)), running, batch_size=options.batch)
+    start = time.perf_counter()
+    train(problem, Optimizer(1e-3, max_epochs=1))
+    seconds = time.perf_counter() - start
+    group.shutdown()
+    return seconds, torch.cat([p.detach().flatten() for p in network.parameters()]).numpy()
 
 
 def processes(options: argparse.Namespace) -> list[Ratio]:
@@ -433,24 +391,14 @@ def processes(options: argparse.Namespace) -> list[Ratio]:
     ratios = []
     for dtype in ("float64", "float32"):
         found = []
-        with tempfile.TemporaryDirectory() as folder:
-            for world in (1, 2):
-                out = f"{folder}/{world}.pt"
-                sizes = [str(options.process_rows), str(options.width), str(options.batch), dtype, out]
-                command, environment = (
-                    [sys.executable, "-c", PROCESS_SCRIPT, *sizes],
-                    os.environ | {"OMP_NUM_THREADS": "1"},
-                )
-                both = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29577", "WORLD_SIZE": str(world)}
-                own = [both | {"RANK": str(i), "LOCAL_RANK": str(i)} if world > 1 else {} for i in range(world)]
-                started = [subprocess.Popen(command, env=environment | variables) for variables in own]
-                if any(process.wait() for process in started):
-                    raise SystemExit("a process failed")
-                found.append(torch.load(out, weights_only=True))
-        one, two = found
-        off = float((one["end"] - two["end"]).abs().max() / one["end"].abs().max())
-        print(f"  {dtype}: {one['seconds']:.1f} s by one, {two['seconds']:.1f} s by two; largest difference {off:.1e}")
-        ratios.append(Ratio("processes", f"one / two, {dtype}", one["seconds"] / two["seconds"]))
+        for world in (1, 2):
+            with pool_of(world) as pool:
+                ranks = [pool.submit(one_epoch, options, dtype, rank, world) for rank in range(world)]
+                found.append(ranks[0].result())
+        (one, end), (two, other) = found
+        off = np.abs(end - other).max() / np.abs(end).max()
+        print(f"  {dtype}: {one:.1f} s by one, {two:.1f} s by two; largest difference {off:.1e}")
+        ratios.append(Ratio("processes", f"one / two, {dtype}", one / two))
     return ratios
 
 

@@ -5,21 +5,22 @@ synthetic tables and scored on 1,000 new rows. Every fit is saved when done; a s
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy import ndarray
-from scipy.special import ndtri
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from benchmarks.runner import Job, Store, complete, options_of, write_files
+from benchmarks.runner import Job, Store, aligned, complete, options_of, write_files
 from benchmarks.timing import timed
-from lastlayer import BLLRegressor, metrics
+from benchmarks.uci.gaussian_processes import gaussians_of
+from benchmarks.uci.protocol import Predict, score
+from lastlayer import BLLRegressor
 from lastlayer.plots.drawing import BLUE, GREY, ORANGE, new_figure
 
 TEST_ROWS, LEVEL, CLOSE = 1_000, 0.9, 0.15
@@ -77,15 +78,15 @@ TABLES = {
 
 
 @dataclass(frozen=True)
-class Score:
+class Result:
     coverage: float
     lpd: float
-    promised: float = np.nan
-    seconds: float = np.nan
+    promised: float
+    seconds: float
 
     @classmethod
-    def mean(cls, scores: Sequence["Score"]) -> "Score":
-        return cls(*(float(x) for x in np.mean([list(vars(s).values()) for s in scores], 0)))
+    def mean(cls, results: Sequence["Result"]) -> "Result":
+        return cls(*np.mean([astuple(r) for r in results], 0).tolist())
 
 
 @dataclass(frozen=True)
@@ -94,52 +95,50 @@ class Fitted(Job):
     method: str
     seed: int
 
-    def run(self) -> Score:
-        return METHODS[self.method](*TABLES[self.table].both(self.seed), self.seed)
+    def run(self) -> Result:
+        train, (X, y) = TABLES[self.table].both(self.seed)
+        (predict, promised), seconds, _ = timed(lambda: METHODS[self.method](*train, self.seed))
+        scores = score(predict(X), y)
+        assert scores.lpd is not None
+        return Result(scores.coverage_90, scores.lpd, promised, seconds)
 
 
-def lastlayer(preset: str, train: Rows, test: Rows, seed: int) -> Score:
-    model, seconds, _ = timed(lambda: BLLRegressor(preset=preset, random_state=seed).fit(*train))
-    p = model.predictive(test[0])
+def lastlayer(preset: str, X: ndarray, y: ndarray, seed: int) -> tuple[Predict, float]:
+    model = BLLRegressor(preset=preset, random_state=seed).fit(X, y)
     unit = float(np.log(model.fitted_.targets.scale.numpy()).sum())  # promises are of standardised targets
-    promised = np.nan if model.calibration_ is None else model.calibration_.lpd - unit
-    lpd = metrics.log_predictive_density(p, test[1])
-    return Score(float(metrics.coverage(p, test[1], LEVEL)), float(lpd), promised, seconds)
+    return model.predictive, np.nan if model.calibration_ is None else model.calibration_.lpd - unit
 
 
-def exact_process(train: Rows, test: Rows, seed: int) -> Score:
-    (X, y), d = train, train[0].shape[1]
-    kernel = ConstantKernel(1.0, (1e-2, 1e3)) * RBF(np.full(d, 2.0), (0.05, 1e3)) + WhiteKernel(0.1, (1e-6, 2))
+def exact_process(X: ndarray, y: ndarray, seed: int) -> tuple[Predict, float]:
+    lengths = RBF(np.full(X.shape[1], 2.0), (0.05, 1e3))
+    kernel = ConstantKernel(1.0, (1e-2, 1e3)) * lengths + WhiteKernel(0.1, (1e-6, 2))
     process = make_pipeline(StandardScaler(), GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed))
-    _, seconds, _ = timed(lambda: process.fit(X, y))
-    mean, std = process.predict(test[0], return_std=True)
-    inside = np.abs(test[1] - mean) < ndtri(0.5 + LEVEL / 2) * std
-    density = -0.5 * (((test[1] - mean) / std) ** 2 + np.log(2 * np.pi * std**2))
-    return Score(float(inside.mean()), float(density.mean()), seconds=seconds)
+    return gaussians_of(process.fit(X, y)), np.nan
 
 
-OURS = {"default": partial(lastlayer, "calibrated"), "fast": partial(lastlayer, "fast")}
-METHODS: dict[str, Callable[[Rows, Rows, int], Score]] = OURS | {"exact process": exact_process}
+Fit = Callable[[ndarray, ndarray, int], tuple[Predict, float]]  # to the prediction, and the LPD that is promised
+OURS: dict[str, Fit] = {"default": partial(lastlayer, "calibrated"), "fast": partial(lastlayer, "fast")}
+METHODS = OURS | {"exact process": exact_process}
 
 
-def main(arguments: list[str] | None = None) -> dict[str, dict[str, Score]]:
+def main(arguments: list[str] | None = None) -> dict[str, dict[str, Result]]:
     parser = options_of(__doc__, out="results/small", again=True)
     parser.add_argument("--seeds", type=int, default=3, help="draws of each table, averaged")
     parser.add_argument("--tables", type=int, default=len(TABLES), help="number of tables, from the first on")
     asked = parser.parse_args(arguments)
     names = list(TABLES)[: asked.tables]
     jobs = [Fitted(name, method, seed) for name in names for method in METHODS for seed in range(asked.seeds)]
-    store = Store(asked.out / "results.jsonl", Score)
+    store = Store(asked.out / "results.jsonl", Result)
     complete(jobs, store, again=asked.again)
-    found: dict[str, dict[str, Score]] = {}
-    print(f"{'':30s}" + "".join(f"{name + ': 90%   LPD  promised  cpu s':>38s}" for name in METHODS))
-    for name in names:
-        each = lambda m, name=name: [store.results[name, m, seed] for seed in range(asked.seeds)]
-        found[name] = {method: Score.mean(each(method)) for method in METHODS}
-        columns = (f"{s.coverage:14.2f} {s.lpd:7.2f} {s.promised:8.2f} {s.seconds:6.1f}" for s in found[name].values())
-        print(f"{name:30s}" + "".join(columns), flush=True)
+    of = lambda *key: Result.mean([store.results[*key, seed] for seed in range(asked.seeds)])
+    found = {name: {method: of(name, method) for method in METHODS} for name in names}
+    cells = lambda s: [f"{s.coverage:.2f}", f"{s.lpd:.2f}", f"{s.promised:.2f}", f"{s.seconds:.1f}"]
+    head = ["", *(part for name in METHODS for part in (f"{name}: {LEVEL:.0%}", "LPD", "promised", "cpu s"))]
+    print(
+        aligned([head, *([name, *(part for s in each.values() for part in cells(s))] for name, each in found.items())])
+    )
     for method in METHODS:
-        coverage, lpd, promised, _ = np.array([list(vars(each[method]).values()) for each in found.values()]).T
+        coverage, lpd, promised, _ = np.array([astuple(each[method]) for each in found.values()]).T
         gap = lpd - promised
         print(f"{method}: coverage {coverage.min():.2f} to {coverage.max():.2f}, mean LPD {lpd.mean():.2f}", end="")
         close = f"within {CLOSE} nats in {int((np.abs(gap) <= CLOSE).sum())} of {len(gap)}"
@@ -148,7 +147,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, Score]]:
     return found
 
 
-def picture(found: dict[str, dict[str, Score]]) -> Figure:
+def picture(found: dict[str, dict[str, Result]]) -> Figure:
     figure = new_figure(8.5, 4.2)
     left, right = figure.subplots(1, 2)
     promised, lpd = np.array([[each["default"].promised, each["default"].lpd] for each in found.values()]).T

@@ -72,6 +72,13 @@ def time_in_turns(
     return [Timing.of(taken) for taken in seconds]
 
 
+def now(device: str) -> float:
+    """Seconds of a clock, once the device has done its work."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
 def timed(work: Callable[[], Done]) -> tuple[Done, float, float]:
     """Run a function; return its result, the processor seconds of all threads of this process, and wall seconds."""
     wall, cpu = time.perf_counter(), time.process_time()

@@ -15,16 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.paper_recipe import standardised, start
 from benchmarks.runner import options_of
 from benchmarks.timing import Ratio, Timing, describe_machine, print_ratios, timed
-from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points, Rows
-from lastlayer.data.scaling import Standardizer
-from lastlayer.networks.mlp import MLP
 from lastlayer.studies.data import paper_data
-from lastlayer.training import Augmented, FullBatch, Objective, Optimizer, Profiled, train
+from lastlayer.training import FullBatch, Objective, Optimizer, Profiled, train
 
-HIDDEN = (20, 20, 20)
 RECIPE_RATE = 1e-3
 MAX_ITERATIONS = 3_000
 REPEATS = 3  # repeats of the first contender, whose ratio has a target; everything else runs once
@@ -70,12 +67,6 @@ class Run:
         return float(getattr(paper, clock) / getattr(self, clock)) if self.reached else 0.0
 
 
-def load() -> Points:
-    samples = paper_data().train
-    X, T = torch.from_numpy(samples.X), torch.from_numpy(samples.y)
-    return Points(Standardizer.fit(X).forward(X), Readings(Standardizer.fit(T).forward(T)))
-
-
 def evaluate(network: nn.Module, objective: Objective, data: Points) -> float:
     with torch.no_grad():
         return float(objective(network(data.X), data.T, data.weight))
@@ -84,13 +75,9 @@ def evaluate(network: nn.Module, objective: Objective, data: Points) -> float:
 def lbfgs(network: nn.Module, objective: Watched, data: Points) -> bool:
     """Run L-BFGS in one call of torch's own loop; return whether it reached the target."""
     parameters = [*network.parameters(), *objective.parameters()]
-    words: dict[str, Any] = {
-        "tolerance_grad": 0,
-        "tolerance_change": 0,
-        "history_size": 20,
-        "line_search_fn": "strong_wolfe",
-    }
-    steps = torch.optim.LBFGS(parameters, max_iter=MAX_ITERATIONS, max_eval=10 * MAX_ITERATIONS, **words)
+    words: dict[str, Any] = {"tolerance_grad": 0, "tolerance_change": 0, "history_size": 20}
+    words |= {"max_iter": MAX_ITERATIONS, "max_eval": 10 * MAX_ITERATIONS, "line_search_fn": "strong_wolfe"}
+    steps = torch.optim.LBFGS(parameters, **words)
 
     def closure() -> float:
         steps.zero_grad()
@@ -113,17 +100,14 @@ def contend(network: nn.Module, objective: Objective, data: Points, target: floa
 
 
 def compare(seed: int, data: Points, steps: int) -> tuple[Run, dict[str, Run]]:
-    generator = torch.Generator().manual_seed(seed)
-    initial = MLP(1, HIDDEN, generator=generator)
-    objectives: dict[str, Objective] = {
-        "augmented": Augmented(HIDDEN[-1], data.T.shape[1], bias_prior="shared", generator=generator),
-        "profiled": Profiled(bias_prior="shared", noise="diagonal"),
-    }
-    network, objective = copy.deepcopy(initial), copy.deepcopy(objectives["augmented"])
+    initial, augmented = start(seed)
+    profiled = Profiled(bias_prior="shared", noise="diagonal")
+    objectives: dict[str, Objective] = {"augmented": augmented, "profiled": profiled}
+    network, objective = copy.deepcopy(initial), copy.deepcopy(augmented)
     problem = FullBatch(network, objective, Rows(data))
     history, processor, wall = timed(lambda: train(problem, Optimizer(RECIPE_RATE, max_epochs=steps, cosine=False)))
     paper = Run(wall, processor, evaluate(network, objective, data), len(history.nlml))
-    at_optimum = copy.deepcopy(objectives["profiled"])
+    at_optimum = copy.deepcopy(profiled)
     with torch.no_grad():
         at_optimum.log_alpha.copy_(objective.log_alpha)
     rest = evaluate(network, at_optimum, data)
@@ -146,7 +130,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    data = load()
+    *_, data, _ = standardised(paper_data())
     print(f"{describe_machine()}; float64\n")
     results = [compare(options.first + i, data, options.steps) for i in range(options.initialisations)]
     median = lambda name, clock: statistics.median(runs[name].speed(paper, clock) for paper, runs in results)

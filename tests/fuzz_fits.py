@@ -5,15 +5,15 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from helpers import NotFinite
+from helpers import NotFinite, reloaded
 from torch import nn
 
-import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.errors import LastLayerError
 from lastlayer.online import DriftMonitor, ExponentialForgetting, KeepAll, OnlineModel, SlidingWindow
@@ -211,22 +211,19 @@ def generated(seed: int, number: int) -> Case:
     options["activation"] = pick(["tanh", "relu", "silu"])
     options["noise"] = pick(["auto", "diagonal", "full", "input"], [0.4, 0.3, 0.25, 0.05])
     options |= {"dtype": pick(["float64", "float32"], [0.7, 0.3]), "random_state": number}
-    if rng.random() < 0.2:
-        options["n_members"] = int(rng.integers(1, 4))
-    if rng.random() < 0.2:
-        options["hidden_prior"] = float(rng.choice([0.0, 0.3, 1e200]))
-    if rng.random() < 0.2:
-        options["encoding"] = pick(["raw", "piecewise", "fourier"])
-    if rng.random() < 0.15:
-        options["calibration"] = rng.choice(np.array([None, "alpha"], dtype=object))
+    rare = {
+        "n_members": (0.2, lambda: int(rng.integers(1, 4))),
+        "hidden_prior": (0.2, lambda: float(rng.choice([0.0, 0.3, 1e200]))),
+        "encoding": (0.2, lambda: pick(["raw", "piecewise", "fourier"])),
+        "calibration": (0.15, lambda: rng.choice(np.array([None, "alpha"], dtype=object))),
+    }
+    options |= {name: value() for name, (share, value) in rare.items() if rng.random() < share}
     if rng.random() < 0.15:
         options["batch_size"] = int(rng.choice([2, 7]))
     elif rng.random() < 0.25:
         objective = pick(["profiled", "mse"])
         chunk = int(rng.choice([2, 7])) if objective == "profiled" and rng.random() < 0.5 else None
-        options["training"] = TrainingOptions(
-            objective=objective, bias_prior=pick(["flat", "shared"]), chunk_size=chunk
-        )
+        options["training"] = TrainingOptions(objective, bias_prior=pick(["flat", "shared"]), chunk_size=chunk)
     if rng.random() < 0.15:
         name = pick(BACKBONES)
         options["backbone"] = lambda: Answer(d, BACKBONES[name])
@@ -263,18 +260,15 @@ def stepped(model: BLLRegressor, step: str, case: Case, X: np.ndarray, y: np.nda
     """One of the things that are done with a fitted model."""
     rng = np.random.default_rng(case.number)
     some = slice(0, max(1, len(X) // 3))
-    if step == "far":
+    changes = {"update": model.update, "remove": model.remove, "forget": partial(model.update, forgetting=0.1)}
+    if step in changes:
+        changes[step](X[some], y[some])
+    elif step == "reestimate":
+        model.reestimate()
+    elif step == "far":
         for distance in (1e3, 1e8, 1e30, 1e160, 1e300):
             with contextlib.suppress(LastLayerError):
                 asked(model, X[:2] + distance * rng.choice([-1.0, 1.0], X[:2].shape))
-    elif step == "update":
-        model.update(X[some], y[some])
-    elif step == "remove":
-        model.remove(X[some], y[some])
-    elif step == "forget":
-        model.update(X[some], y[some], forgetting=0.1)
-    elif step == "reestimate":
-        model.reestimate()
     elif step == "hostile update":
         X, y = X.copy(), np.where(np.isnan(y), 0.0, y)
         X.reshape(-1)[0] += rng.choice([1.0, 1e8, 1e60, 1e200])
@@ -283,11 +277,9 @@ def stepped(model: BLLRegressor, step: str, case: Case, X: np.ndarray, y: np.nda
         asked(model, case.clean)
         model.remove(X[some], y[some])
     elif step == "save":
+        backbone = case.options.get("backbone", lambda: None)
         with tempfile.TemporaryDirectory() as folder:
-            model.save(Path(folder) / "model")
-            backbone = case.options.get("backbone")
-            loaded = lastlayer.load(Path(folder) / "model", backbone=None if backbone is None else backbone())
-        asked(loaded, X)
+            asked(reloaded(model, Path(folder), backbone=backbone()), X)
     else:
         memory = {"online": KeepAll(), "window": SlidingWindow(8), "fade": ExponentialForgetting(10)}[step]
         start = (X, y) if step == "window" else None

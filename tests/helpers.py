@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import lastlayer
 from lastlayer.bayes.evidence import optimal_alpha
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
@@ -57,6 +58,12 @@ def evil_table(m: int, seed: int) -> Table:
     y = np.sin(x) + (kind == EVIL) + 0.1 * rng.normal(size=m)
     names = [f"{EVIL}{i}" for i in range(m)]
     return table(**{f"x{EVIL}": x, f"kind{EVIL}": kind, f"id{EVIL}": names, f"y{EVIL}": y, "z": x * y})
+
+
+def reloaded(model: Any, folder: Path, **words: Any) -> Any:
+    """The model as its file has it."""
+    model.save(folder / "reloaded")
+    return lastlayer.load(str(folder / "reloaded"), **words)
 
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}

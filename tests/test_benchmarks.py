@@ -16,6 +16,7 @@ import pytest
 import torch
 from helpers import close, refused
 from scipy.integrate import solve_ivp
+from test_docs import blocks, run
 
 import lastlayer
 from benchmarks import fit, observe, outside, runner
@@ -28,13 +29,12 @@ from benchmarks.control_studies.controllers import true_model
 from benchmarks.control_studies.discs import Discs
 from benchmarks.uci import gaussian_boosting, networks, tables
 from benchmarks.uci import methods as uci_methods
-from benchmarks.uci.data import Table, load_folder, outer_rows
+from benchmarks.uci.data import Table, load_folder
 from benchmarks.uci.networks import conformal_quantiles, deep_ensemble
 from benchmarks.uci.protocol import Gaussians, Method, Quantiles, Result, Scores, Task, hold_out, score
 from benchmarks.uci.stacks import Recipe, search, squared_error, train
 from lastlayer import BLLRegressor, metrics
 from lastlayer.dynamics import DynamicsModel, Lags, Linearized, Unscented
-from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.tables import TableRegressor
 
 pytestmark = [
@@ -91,7 +91,7 @@ RUNS = {
     "control": ("", {"POINTS": 4, "SIZES": ((4, 4),), "BLLRegressor": one_network}, "C code of export_c"),
     "control_studies.mpc": ("--starts 1 --max-epochs 2", {"run": partial(mpc.run, **MPC)}, "chance and trust"),
     "control_studies.spring": ("--seeds 1 --max-epochs 2", {"Budget": partial(spring.Budget, **SPRING)}, "BLR, alpha"),
-    "core": ("--shrink 50", {"peak_bytes": lambda *_: 1.0, "BLLRegressor": quick}, "autograd / closed form"),
+    "core": ("--shrink 50", {"in_own_process": lambda *_: 1.0, "BLLRegressor": quick}, "autograd / closed form"),
     "growth": ("--ms 64 128 --ps 8 16 --qs 1 2 --m 64 --p 8 --out OUT/growth.png", {"REPEATS": 1}, "against m, slope"),
     "imports": ("--repeats 1", {"PROGRAMS": dict.fromkeys(("torch", "torch, lastlayer"), "")}, "importing torch"),
     "lines": ("", {}, "per line of code"),
@@ -100,11 +100,7 @@ RUNS = {
     "outside": ("--seeds 1 --processes 2 --functions linear --methods exact_process", {}, "mean of all"),
     "paper_recipe": ("--initialisations 1 --max-epochs 2", {}, "-18.1400"),
     "paper_seeds": ("--data-seeds 99 --initialisations 2 --max-epochs 2", {}, "| 99 |"),
-    "pump": (
-        "--seeds 7",
-        {"ROWS": 40, "TableRegressor": partial(TableRegressor, preset="evidence", max_epochs=2)},
-        "| 1,400 to 2,900 |",
-    ),
+    "pump": ("--seeds 7", {"ROWS": 40, "TableRegressor": quick_table}, "| 1,400 to 2,900 |"),
     "readme_picture": ("", {"BLLRegressor": one_network}, "Algorithm 1"),
     "scale": (SCALE, {}, "float32 features / own matrix product"),
     "small": ("--tables 1 --seeds 1", {"BLLRegressor": quick}, "exact process: coverage"),
@@ -277,7 +273,7 @@ def computed(store, numbers, **how):
 
 @pytest.mark.parametrize("how", [{}, {"processes": 2}, {"isolated": True}])
 def test_a_second_run_computes_what_is_missing(tmp_path, monkeypatch, how):
-    monkeypatch.setattr(runner, "_pool", ThreadPoolExecutor)  # "outside" runs in processes
+    monkeypatch.setattr(runner, "pool_of", ThreadPoolExecutor)  # "outside" runs in processes
     path = tmp_path / "results.jsonl"
     found = computed(runner.Store(path, Answer), [1, 13, 2], **how)
     assert (found[2].result, found[13].why_not, found[13].failed) == (Answer(4), "RuntimeError: no luck", True)
@@ -325,11 +321,6 @@ def test_names_with_commas_are_found():
     assert runner.named("method", None, every) == ["a", "a, b", "b"]
 
 
-def gaussian(mean, std):
-    zero, noise = np.zeros(len(mean)), np.full(len(mean), float(std) ** 2)
-    return MixturePrediction.gaussian(np.asarray(mean, float), epistemic_var=zero, noise_var=noise, affine_cost=zero)
-
-
 def result(data, split, name, *, lpd=0.0, crps=1.0, kind="given", config="1"):
     return Result(data, kind, split, name, config, Scores(lpd, 1.0, crps, 0.9, 0.0), 1.0, 1.0, "cpu", {})
 
@@ -355,14 +346,11 @@ def test_outer_rows_are_the_ends_of_the_widest_direction():
     noise = rng.normal(size=50)
     noise -= noise.mean() + t * (t @ noise) / (t @ t)  # uncorrelated with t: the first direction is that of t alone
     X = np.column_stack([1000 * t, 0.01 * t, noise])
-    low, high = outer_rows(X, highest=False), outer_rows(X, highest=True)
-    assert set(low) == set(np.argsort(t)[:5])
-    assert set(high) == set(np.argsort(t)[-5:])
-    table = Table("x", X, t)
-    assert table.splits("outer", [8]) == [0, 1]
-    assert table.test_rows("outer", 0).tolist() == low.tolist()
-    constant = np.column_stack([X, np.ones(50)])
-    assert outer_rows(constant, highest=True).tolist() == high.tolist()
+    for inputs in (X, np.column_stack([X, np.ones(50)])):
+        table = Table("x", inputs, t)
+        assert table.splits("outer", [8]) == [0, 1]
+        assert set(table.test_rows("outer", 0)) == set(np.argsort(t)[:5])
+        assert set(table.test_rows("outer", 1)) == set(np.argsort(t)[-5:])
 
 
 @pytest.mark.parametrize(
@@ -386,15 +374,14 @@ def test_a_wrong_file_says_what_is_wrong(tmp_path, arrays, message):
 def test_many_quantiles_of_a_gaussian_score_like_the_gaussian():
     rng = np.random.default_rng(0)
     mean, y = rng.normal(size=200), rng.normal(size=200)
-    p = gaussian(mean, 1.3)
+    p = Gaussians(mean[None], np.full((1, 200), 1.3**2)).prediction()
     levels = np.linspace(0.001, 0.999, 999)
     q = Quantiles(levels, np.stack([p.quantile(level) for level in levels]), mean)
     exact, other = score(p, y), score(q, y)
     assert other.lpd is None
-    assert other.crps == pytest.approx(metrics.crps(p, y), rel=2e-3)
-    assert other.rmse == pytest.approx(exact.rmse)
-    assert other.coverage_90 == pytest.approx(exact.coverage_90, abs=0.01)
-    assert other.calibration_error == pytest.approx(exact.calibration_error, abs=0.01)
+    assert (other.crps, other.rmse) == pytest.approx((metrics.crps(p, y), exact.rmse), rel=2e-3)
+    wanted = exact.coverage_90, exact.calibration_error
+    assert (other.coverage_90, other.calibration_error) == pytest.approx(wanted, abs=0.01)
 
 
 def test_conformal_intervals_hold_the_ranked_errors():
@@ -407,9 +394,8 @@ def test_conformal_intervals_hold_the_ranked_errors():
 
 def test_configurations_side_by_side_train_as_alone():
     """With full batches, where the draw of the rows is of no account beyond rounding."""
-    x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    x, task = torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), Task("d", "given", 0, 5)
     t = x[:, 0] * x[:, 1]
-    task = Task("d", "given", 0, 5)
     recipe = Recipe(1e-2, batch_size=1000, max_epochs=20, decays=(0.0, 1e-1), activation=torch.tanh)
     both, ones = recipe.stack([0, 1], 2, task), [recipe.stack([i], 2, task) for i in range(2)]
     for i, one in enumerate(ones):
@@ -457,13 +443,11 @@ def test_means_errors_and_ranks_by_hand():
         result("one", 0, "a", lpd=-100.0, config="old"),
     ]
     summary = tables.Summary(results, [*map(mean_of_targets, "ab"), mean_of_targets("c", family="other")])
-    cell = summary.cell("given", "one", "a", "lpd")
-    assert (cell.mean, cell.error, cell.n) == (2.0, pytest.approx(1 / np.sqrt(3)), 3)
-    assert np.isnan(summary.cell("given", "two", "a", "lpd").error)
+    assert runner.mean_and_error(summary.row("given", "one", "lpd")["a"]) == (2.0, pytest.approx(1 / np.sqrt(3)))
+    assert np.isnan(runner.mean_and_error(summary.row("given", "two", "lpd")["a"])[1])
     assert summary.ranks("given", "lpd") == {"a": 1.5, "b": 1.5}
     assert summary.ranks("given", "crps") == {"a": 2.25, "b": 2.75, "c": 1.0}  # on "one", a and b share 2 and 3
     assert summary.ranks("given", "crps", family="neural") == {"a": 1.25, "b": 1.75}
-    assert summary.complete_sets("given", "crps") == ["one", "two"]
     assert summary.best("given", "one", "crps") == "c"
     text = tables.as_markdown(summary)
     assert "2.00 ± 0.58 *" in text
@@ -485,13 +469,6 @@ def test_the_picture_shows_each_table_and_marks_what_is_far_off(tmp_path):
     figure.savefig(tmp_path / "x.png")
 
 
-def test_the_function_itself_scores_as_said():
-    X, y = fit.make_rows(20_000, 1)
-    scores = score(Gaussians(fit.function(X)[None], np.full((1, len(X)), fit.NOISE**2)), y)
-    assert scores.lpd == pytest.approx(fit.ORACLE_LPD, abs=0.02)
-    assert scores.crps == pytest.approx(fit.ORACLE_CRPS, abs=0.02)
-
-
 def test_trees_are_chosen_by_the_lowest_loss_on_held_out_rows():
     seen = []
 
@@ -504,12 +481,10 @@ def test_trees_are_chosen_by_the_lowest_loss_on_held_out_rows():
     assert len(hold_out(50, 0)[1]) == 10
 
 
-def test_points_lie_on_the_surface_of_the_cube():
+def test_made_rows_are_what_their_pages_say():
+    """On the surface of a cube; gradients are those of the energy; every row of the incomplete table has a target."""
     assert np.abs(outside.surface(3, 50, 1.0, 0)).max() <= 1
     assert np.abs(outside.surface(3, 50, 1.5, 0)).max(1) == pytest.approx(1.5)
-
-
-def test_made_gradients_are_those_of_the_energy_and_every_row_of_the_incomplete_table_has_a_target():
     X, step = observe.draw_points(4, np.random.default_rng(0))[0], 1e-6
     for j, e in enumerate(np.eye(3) * step):
         slope = (observe.surface(X + e)[:, 0] - observe.surface(X - e)[:, 0]) / (2 * step)
@@ -517,6 +492,9 @@ def test_made_gradients_are_those_of_the_energy_and_every_row_of_the_incomplete_
     known = observe.draw_known((2_000, 4), np.random.default_rng(0))
     assert known.any(1).all()
     assert known.mean() == pytest.approx(0.5, abs=0.05)
+    X, y = fit.make_rows(20_000, 1)
+    scores = score(Gaussians(fit.function(X)[None], np.full((1, len(X)), fit.NOISE**2)), y)
+    assert (scores.lpd, scores.crps) == pytest.approx((fit.ORACLE_LPD, fit.ORACLE_CRPS), abs=0.02)
 
 
 SIX = [0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573]  # the best point of Hartmann's function of six inputs
@@ -584,7 +562,7 @@ def test_ranks_are_of_the_last_regret_seed_by_seed():
     assert bo_tables.regret_table(summary) == [["last regret", "Branin", "rank"], first, second]
     assert bo_tables.seconds_table(summary)[0] == ["seconds per step", "Branin", "2,000 points"]
     longer = run_of("Branin", "random", 0, [1.0, 1.0, 1.0], steps=3)
-    assert bo_tables.Summary([*lines, longer]).of(PROBLEMS["Branin"], bo_methods.METHODS["lastlayer"]) is None
+    assert list(bo_tables.Summary([*lines, longer]).curves["Branin"]) == ["random"]
 
 
 def test_discs_step_as_their_differential_equation():
@@ -644,16 +622,13 @@ def test_the_experiments_leave_the_hot_region_unexplored_and_starts_can_be_held(
 
 def test_the_code_of_the_page_runs(monkeypatch, tmp_path, as_a_user):
     page = Path(__file__).parents[1] / "docs" / "control.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
-    assert len(blocks) == 6
+    code = blocks(page, "python")
+    assert len(code) == 6
     monkeypatch.chdir(tmp_path)
     fewer = partial(BLLRegressor, max_epochs=30, n_members=1, hidden_prior=0.3)
     monkeypatch.setattr(lastlayer, "BLLRegressor", fewer)  # the code, not its patience
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(compile(block, page.name, "exec"), names)
+    names = run("\n".join(code), page)
     assert names["lower"].shape == (1, 20, 2)
-    assert names["cov"].shape == (2, 2)
+    assert names["cov"].shape == names["A"].shape == (2, 2)
     assert -3 <= names["u"][0] <= 3
     assert "int pendulum(" in (tmp_path / "pendulum.c").read_text()
-    assert names["A"].shape == (2, 2)

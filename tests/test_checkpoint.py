@@ -1,6 +1,5 @@
 """What a checkpoint belongs to: every byte of the data, every setting of training, the user's network."""
 
-import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import refused
+from sklearn.model_selection import KFold
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,7 +16,6 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer._internal import digests
 from lastlayer._internal.digests import digest_of, digest_of_parameters, layout_of, name_of
 from lastlayer.data.sources import ArraySource, LoaderSource
-from lastlayer.errors import InputError
 from lastlayer.training import checkpoint
 
 RNG = np.random.default_rng(0)
@@ -72,28 +71,15 @@ def test_no_other_inputs_resume(kept, tmp_path):
     fit(tmp_path, X.copy())
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"hidden": (4,)},
-        {"activation": "relu"},
-        {"input_skip": False},
-        {"hidden_prior": 0.5},
-        {"noise": "full"},
-        {"training": TrainingOptions(bias_prior="shared")},
-        {"max_epochs": 2},
-        {"batch_size": 4},
-        {"dtype": "float32"},
-        {"random_state": 1},
-        {"training": TrainingOptions(learning_rate=0.1)},
-        {"training": TrainingOptions(validation_fraction=0.3)},
-        {"training": TrainingOptions(patience=3)},
-        {"training": TrainingOptions(early_stopping=True)},
-        {"backbone": make},
-    ],
-    ids=lambda other: next(iter(other)),
-)
-def test_another_setting_does_not_resume(kept, tmp_path, other):
+OTHERS = {"hidden": (4,), "activation": "relu", "input_skip": False, "hidden_prior": 0.5, "noise": "full"}
+OTHERS |= {"max_epochs": 2, "batch_size": 4, "dtype": "float32", "random_state": 1, "backbone": make}
+OF_TRAINING = {"bias_prior": "shared", "learning_rate": 0.1, "validation_fraction": 0.3, "patience": 3}
+OF_TRAINING |= {"early_stopping": True}
+
+
+@pytest.mark.parametrize("name", [*OTHERS, *OF_TRAINING])
+def test_another_setting_does_not_resume(kept, tmp_path, name):
+    other = {"training": TrainingOptions(**{name: OF_TRAINING[name]})} if name in OF_TRAINING else {name: OTHERS[name]}
     fit(tmp_path)
     refused("belongs to another training", fit, tmp_path, **other)
 
@@ -107,32 +93,24 @@ def test_what_is_in_the_way_and_what_differs_is_said(kept, tmp_path):
 
 def test_other_folds_do_not_resume(kept, tmp_path):
     """The same rows and settings, but networks leave out others."""
-    from sklearn.model_selection import KFold
-
-    words = {"preset": "calibrated", "n_members": 2, "hidden_prior": 0.1}
+    words, other = {"preset": "calibrated", "n_members": 2, "hidden_prior": 0.1}, KFold(2, shuffle=True, random_state=0)
     fit(tmp_path, calibration=KFold(2), **words)
-    with pytest.raises(InputError, match=r"data: .*digest of the rows used"):
-        fit(tmp_path, calibration=KFold(2, shuffle=True, random_state=0), **words)
+    refused("data: .*digest of the rows used", fit, tmp_path, calibration=other, **words)
 
 
-def test_a_source_is_known_by_all_of_its_rows(kept, tmp_path):
+def test_a_source_is_known_by_all_of_its_rows_and_a_shuffling_loader_whatever_else_was_drawn(kept, tmp_path):
     words = {"preset": "calibrated"}
-    fit(tmp_path, source=ArraySource(X, Y), **words)
-    fit(tmp_path, source=ArraySource(X.copy(), Y), **words)
+    fit(tmp_path / "arrays", source=ArraySource(X, Y), **words)
+    fit(tmp_path / "arrays", source=ArraySource(X.copy(), Y), **words)
     other = X.copy()
     other[3] += 1
     other[4] -= 1  # the sum, and so the mean, stays
     for source in (ArraySource(other, Y), ArraySource(X, Y, np.ones(16))):
-        refused("data: ", fit, tmp_path, source=source, **words)
-
-
-def test_a_shuffling_loader_resumes_whatever_else_was_drawn(kept, tmp_path):
+        refused("data: ", fit, tmp_path / "arrays", source=source, **words)
     rows = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-    source = lambda: LoaderSource(DataLoader(rows, batch_size=4, shuffle=True))
-    torch.manual_seed(0)
-    fit(tmp_path, source=source(), preset="calibrated")
-    torch.manual_seed(1)
-    fit(tmp_path, source=source(), preset="calibrated")
+    for seed in range(2):
+        torch.manual_seed(seed)
+        fit(tmp_path / "loader", source=LoaderSource(DataLoader(rows, batch_size=4, shuffle=True)), **words)
 
 
 @pytest.mark.parametrize(
@@ -170,16 +148,10 @@ def test_another_network_does_not_resume(kept, tmp_path, one, other):
     refused("backbone: ", fit, tmp_path, backbone=other)
 
 
-def test_digests_tell_bytes_types_and_shapes_apart():
+def test_digests_tell_bytes_types_and_shapes_apart_and_are_taken_in_pieces(monkeypatch, tmp_path):
     a = np.arange(6.0)
-    distinct = [
-        (a,),
-        (a.reshape(2, 3),),
-        (a.reshape(3, 2),),
-        (a.astype("f4"),),
-        (a, None),
-        (None, a),
-        (a[:3], a[3:]),
+    distinct = [(a,), (a.reshape(2, 3),), (a.reshape(3, 2),), (a.astype("f4"),), (a, None), (None, a), (a[:3], a[3:])]
+    distinct += [
         (a + 1e-15,),
         (np.array(["a"], dtype=object),),
         (torch.arange(6, dtype=torch.bfloat16),),
@@ -188,12 +160,8 @@ def test_digests_tell_bytes_types_and_shapes_apart():
     ]
     assert len({digest_of(*each) for each in distinct}) == len(distinct)
     assert digest_of(np.asfortranarray(a.reshape(2, 3))) == digest_of(a.reshape(2, 3))
-    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
-        np.save(file.name, a)
-        assert digest_of(np.load(file.name, mmap_mode="r")) == digest_of(a)
-
-
-def test_digests_of_large_arrays_are_taken_in_pieces(monkeypatch):
+    np.save(tmp_path / "a.npy", a)
+    assert digest_of(np.load(tmp_path / "a.npy", mmap_mode="r")) == digest_of(a)
     a = RNG.normal(size=(50, 3))
     whole = digest_of(a, torch.from_numpy(a))
     monkeypatch.setattr(digests, "CHUNK_BYTES", 100)

@@ -1,6 +1,5 @@
 """Copies of rows: equal ones count as one row of more weight, in any order; near ones are held out together."""
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -42,13 +41,10 @@ def test_order_copies_weights_and_rows_of_weight_zero_make_no_difference(kind):
     many = rng.permutation(np.repeat(np.arange(m), count))
     weighted, repeated = (distinct(one.given()) for one in (case.weighted(count), case.take(many)))
     same(weighted, repeated, distinct(case.weighted(count).take(rng.permutation(m)).given()))
-    same(
-        repeated, distinct(case.take(many).weighted(np.full(len(many), 2.0)).weighted(np.full(len(many), 0.5)).given())
-    )
-    same(
-        weighted,
-        distinct(case.take(np.repeat(np.arange(m), 2)).weighted(np.stack([count, 0 * count], 1).ravel()).given()),
-    )
+    double, half = np.full(len(many), 2.0), np.full(len(many), 0.5)
+    same(repeated, distinct(case.take(many).weighted(double).weighted(half).given()))
+    with_none = case.take(np.repeat(np.arange(m), 2)).weighted(np.stack([count, 0 * count], 1).ravel())
+    same(weighted, distinct(with_none.given()))
     assert len(repeated.X) == m
     assert repeated.weight.sum() == (count * case.by_row.get("sample_weight", 1.0)).sum()
     for given, rows in ((weighted, np.arange(m)), (repeated, many)):  # every row is found again, with its targets
@@ -131,10 +127,6 @@ def test_a_long_trajectory_is_not_one_group():
     assert group.tolist() == (np.arange(m) // size).tolist()  # pieces of the same length, one after the other
 
 
-def test_constant_inputs_are_one_group():
-    assert near_groups(np.zeros((6, 2)), rows(6)[1]).tolist() == [0] * 6
-
-
 def test_in_a_large_table_only_equal_inputs_are_copies():
     m = SEARCHED_ROWS // 2 + 1
     Z, T, origin = near_copies(m, m, inputs=0.0)
@@ -201,22 +193,14 @@ def test_a_splitter_is_given_the_rows_as_they_came():
     np.testing.assert_array_equal(T, data.T.numpy())
 
 
-def test_equal_rows_alone_can_be_fitted():
+def test_equal_rows_alone_are_one_group_and_can_be_fitted():
+    assert near_groups(np.zeros((6, 2)), rows(6)[1]).tolist() == [0] * 6
     model = BLLRegressor(**TINY).fit(np.ones((6, 2)), np.full(6, 3.0))
     np.testing.assert_allclose(model.predict(np.ones((1, 2))), 3.0)
 
 
-def test_copies_that_are_exceptions_are_not_warned_of():
+@pytest.mark.filterwarnings("error::lastlayer.errors.CopiesWarning")
+def test_copies_that_are_exceptions_and_rows_of_weight_zero_are_not_warned_of():
     X, y = sine(24, d=2)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        BLLRegressor(**ONE).fit(np.concatenate([X, X[:4]]), np.concatenate([y, y[:4]]))
-    assert not [warning for warning in said if warning.category is CopiesWarning]
-
-
-def test_rows_of_weight_zero_are_no_copies():
-    X, y = sine(40, d=2)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        BLLRegressor(**ONE).fit(X, y, sample_weight=np.repeat([1.0, 0.0], 20))
-    assert not [warning for warning in said if warning.category is CopiesWarning]
+    BLLRegressor(**ONE).fit(np.concatenate([X, X[:4]]), np.concatenate([y, y[:4]]))
+    BLLRegressor(**ONE).fit(*sine(40, d=2), sample_weight=np.repeat([1.0, 0.0], 20))

@@ -31,12 +31,15 @@ PRIORS = ("flat", "shared")
 NOISES = ("diagonal", "full")
 
 
-def total_density(P, T, log_alpha, Sigma_E, bias_prior):
-    """-log p(T) by the density of vec(T), weights integrated out; flat: a bias variance large enough, density one."""
+def total_density(P, T, log_alpha, Sigma_E, bias_prior, known=None):
+    """-log p(T) by the density of vec(T), weights integrated out; flat: a bias variance large enough, density one.
+
+    `known` variances of targets join the noise."""
     m, q = T.shape
     big = 1e9
     K = math.exp(log_alpha) * P @ P.T + (math.exp(log_alpha) if bias_prior == "shared" else 0.0)
     cov = torch.kron(Sigma_E, torch.eye(m, dtype=torch.float64) + K)
+    cov = cov if known is None else cov + torch.diag(known.T.reshape(-1))
     if bias_prior == "flat":
         cov = cov + big * torch.kron(torch.eye(q, dtype=torch.float64), torch.ones(m, m, dtype=torch.float64))
     density = -MultivariateNormal(torch.zeros(m * q, dtype=torch.float64), cov).log_prob(T.T.reshape(-1))
@@ -105,9 +108,8 @@ def test_profiling_puts_the_noise_at_the_minimum(bias_prior, noise):
 def test_the_closed_form_gradient_is_the_gradient(bias_prior, noise, m, k, rank):
     P, T = problem(m, k, 2, rank=rank)
     weight = torch.linspace(0.5, 2, m, dtype=torch.float64)
-    f = lambda P, T, a: profiled_nlml(
-        affine_features(P), T, a, noise=noise, bias_prior=bias_prior, sample_weight=weight
-    )
+    words = {"noise": noise, "bias_prior": bias_prior, "sample_weight": weight}
+    f = lambda P, T, a: profiled_nlml(affine_features(P), T, a, **words)
     log_alpha = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(f, (P.requires_grad_(), T.requires_grad_(), log_alpha))
 
@@ -157,14 +159,10 @@ def test_many_problems_go_through_as_one():
 
 
 def test_a_weight_counts_copies_in_the_evidence():
-    P, T = problem(10)
-    copies = torch.tensor([1, 2] * 5)
-    a = torch.tensor(1.0, dtype=torch.float64)
+    (P, T), copies, a = problem(10), torch.tensor([1, 2] * 5), torch.tensor(1.0, dtype=torch.float64)
+    Phi, twice = affine_features(P), lambda x: x.repeat_interleave(copies, 0)
     for f in (profiled_nlml, lambda *x, **o: nlml(*x, torch.zeros(2, dtype=torch.float64), **o)):
-        close(
-            f(affine_features(P), T, a, sample_weight=copies.double()),
-            f(affine_features(P.repeat_interleave(copies, 0)), T.repeat_interleave(copies, 0), a),
-        )
+        close(f(Phi, T, a, sample_weight=copies.double()), f(twice(Phi), twice(T), a))
 
 
 def test_float32_features_get_float32_gradients_of_a_float64_value():
@@ -301,39 +299,24 @@ def test_the_evidence_of_a_posterior_is_that_of_its_rows_whatever_was_added(bias
     """At its own alpha and noise, which an update keeps; so it changes with every row."""
     (P, T), g = problem(24, 3, 2), torch.Generator().manual_seed(0)
     known = torch.rand(24, 2, generator=g, dtype=torch.float64)
-    sums = {
-        "by output": lambda Phi, rows, _: Statistics.from_features(Phi, T[rows]).each_output(),
-        "known": lambda Phi, rows, var: Statistics.of(
-            Phi[..., :-1], Readings(T[rows], known=known[rows]), noise_var=var
-        ),
-    }.get(noise, lambda Phi, rows, _: Statistics.from_features(Phi, T[rows]))
-    of_rows = lambda rows: sums(affine_features(P[rows]), rows, learned)
     learned = torch.tensor([0.5, 0.8], dtype=torch.float64)
+
+    def of_rows(rows):
+        Phi = affine_features(P[rows])
+        if noise == "known":
+            return Statistics.of(Phi[..., :-1], Readings(T[rows], known=known[rows]), noise_var=learned)
+        statistics = Statistics.from_features(Phi, T[rows])
+        return statistics.each_output() if noise == "by output" else statistics
+
     structure = "full" if noise == "full" else "diagonal"
     cov = torch.diag(learned) if noise == "known" else None
     posterior = Posterior(of_rows(slice(0, 16)), 0.7, cov, structure, bias_prior)
     posterior = replace(posterior, noise_cov=posterior.Sigma_E)
     assert math.isfinite(posterior.nlml)
     for rows, model in ((16, posterior), (24, posterior.update(of_rows(slice(16, 24))))):
-        if noise == "known":
-            variances = learned + known[:rows]
-            each = [
-                dense_nlml(P[:rows], T[:rows, j : j + 1], 0.7, variances[:, j], learned[j], bias_prior)
-                for j in range(2)
-            ]
-            total = sum(each)
-        else:
-            total = total_density(P[:rows], T[:rows], 0.7, posterior.Sigma_E, bias_prior)
+        own = known[:rows] if noise == "known" else None
+        total = total_density(P[:rows], T[:rows], 0.7, posterior.Sigma_E, bias_prior, own)
         assert model.nlml * rows == pytest.approx(float(total), rel=1e-6)
-
-
-def dense_nlml(P, t, log_alpha, variances, learned, bias_prior):
-    """-log p(t) of one output whose targets have these noise variances; flat: as in `total_density`."""
-    big = 1e9
-    K = math.exp(log_alpha) * (P @ P.T + (1.0 if bias_prior == "shared" else 0.0)) * learned + torch.diag(variances)
-    K = K + big * torch.ones_like(K) if bias_prior == "flat" else K
-    density = -MultivariateNormal(torch.zeros(len(P), dtype=torch.float64), K).log_prob(t[:, 0])
-    return density - (0.5 * math.log(2 * math.pi * big) if bias_prior == "flat" else 0.0)
 
 
 def test_the_evidence_of_a_model_follows_its_rows():
@@ -354,11 +337,6 @@ def test_a_scan_in_pieces_is_the_scan(monkeypatch):
     monkeypatch.setattr(evidence, "SCANNED", {"cpu": 1})
     for a, b in zip(optimal_alphas(stack), whole, strict=True):
         assert a.log_alpha == pytest.approx(b.log_alpha, abs=1e-12)
-
-
-def test_one_model_and_a_batch_are_told_apart():
-    one = all_sorts()[0]
-    refused("optimal_alphas takes a batch", optimal_alpha, Statistics.stacked([one, one]))
 
 
 @pytest.mark.parametrize("bias_prior", PRIORS)
@@ -383,6 +361,7 @@ def test_too_few_samples_and_wrong_words_speak(as_a_user):
     P, T = problem(4)
     one = Statistics.from_features(affine_features(P[:1]), T[:1])
     refused(r"total weight of 1.*degree of freedom", profile, one, 0.0)
+    refused("optimal_alphas takes a batch", optimal_alpha, Statistics.stacked([one, one]))
     profile(one, 0.0, bias_prior="shared")
     refused("did you mean 'diagonal'", profiled_nlml, affine_features(P), T, torch.tensor(0.0), noise="diag")
     refused("did you mean 'shared'", profiled_nlml, affine_features(P), T, torch.tensor(0.0), bias_prior="share")

@@ -93,9 +93,7 @@ def test_span_and_affine_hull_are_those_of_least_squares(shape: dict[str, int]) 
 
 @given(shape=shapes, reach=st.sampled_from([0.3, 3.0, 1e6]), copies=st.integers(0, 3))
 @settings(max_examples=25)
-def test_the_convex_hull_is_as_far_as_a_separating_plane_proves(
-    shape: dict[str, int], reach: float, copies: int
-) -> None:
+def test_the_convex_hull_is_as_far_as_a_separating_plane_proves(shape, reach: float, copies: int) -> None:
     """The plane across x - p keeps the hull at a distance: a lower bound, and the point itself is an upper one."""
     X = samples(**shape)
     X = torch.cat([X, X[: min(copies, 2)], X[:1].expand(copies, -1)])
@@ -120,37 +118,6 @@ def test_a_projection_is_the_combination_it_says(nearest, shape: dict[str, int])
         close(near.coefficients.sum(-1), torch.ones(3, dtype=F64))
     if nearest is nearest_in_convex_hull:
         assert bool((near.coefficients >= 0).all())
-
-
-@given(shape=shapes)
-@settings(max_examples=25)
-def test_the_larger_the_set_the_nearer_it_is(shape: dict[str, int]) -> None:
-    X, x = samples(**shape), points(3, shape["k"])
-    span, affine, convex = distance_to_span(x, X), distance_to_affine_hull(x, X), distance_to_convex_hull(x, X)
-    slack = 1e-10 * x.norm(dim=-1)
-    assert bool((convex >= affine - slack).all())
-    assert bool((affine >= span - slack).all())
-
-
-@given(shape=shapes)
-@settings(max_examples=15)
-def test_combinations_of_the_samples_are_inside(shape: dict[str, int]) -> None:
-    X = samples(**shape)
-    nu = points(5, shape["m"], shape["seed"])
-    affine = nu - nu.mean(-1, keepdim=True) + 1 / shape["m"]
-    size = X.norm() * nu.norm()
-    assert float(distance_to_span(nu @ X, X).max()) <= 1e-10 * size
-    assert float(distance_to_affine_hull(affine @ X, X).max()) <= 1e-10 * size
-    assert float(distance_to_convex_hull(nu.softmax(-1) @ X, X).max()) <= 10 * TOL * size
-
-
-def test_sets_in_the_plane_are_as_drawn() -> None:
-    """A segment from (1, 0) to (1, 2): its line is x = 1, its span is everything."""
-    X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 2.0]], dtype=F64)
-    x = torch.tensor([[1.0, 1.5], [4.0, 6.0], [-2.0, 1.0]], dtype=F64)
-    close(1 + distance_to_span(x, X), torch.ones(3, dtype=F64))
-    close(1 + distance_to_affine_hull(x, X), torch.tensor([1.0, 4.0, 4.0], dtype=F64))
-    close(distance_to_convex_hull(x, X), torch.tensor([0.0, 5.0, 3.0], dtype=F64), loose=10 * TOL / 1e-10)
 
 
 @pytest.mark.parametrize("copies", [1, 3])
@@ -181,16 +148,12 @@ def test_single_precision_sees_the_rank_too(distance) -> None:
     close(distance(x.float(), X.float()), distance(x, X))
 
 
-@pytest.mark.parametrize("nearest", NEAREST)
-def test_hulls_need_samples_and_take_no_points(nearest) -> None:
-    refused(r"\(0, 2\)", nearest, points(3, 2), points(0, 2))
-    assert nearest(points(0, 2), points(3, 2)).distance.shape == (0,)
-
-
 @pytest.mark.usefixtures("as_a_user")
 @pytest.mark.parametrize("nearest", NEAREST)
-def test_points_and_samples_have_the_same_columns(nearest) -> None:
+def test_hulls_need_samples_of_the_same_columns_and_take_no_points(nearest) -> None:
     refused(r"\(3, 2\).*\(4, 5\)", nearest, points(3, 2), points(4, 5))
+    refused(r"\(0, 2\)", nearest, points(3, 2), points(0, 2))
+    assert nearest(points(0, 2), points(3, 2)).distance.shape == (0,)
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
@@ -227,9 +190,8 @@ def test_the_programme_keeps_its_constraints_and_no_feasible_point_costs_less(ga
 def test_affine_cost_is_the_covariance_over_the_noise(gamma: float, rank: int, noise: str) -> None:
     """Theorem 2."""
     (P, T), p = problem(rank=rank), points(6, 5)
-    marginals = Posterior(Statistics.from_linear_features(P, T), math.log(gamma), noise=noise).predict(
-        affine_features(p)
-    )
+    posterior = Posterior(Statistics.from_linear_features(P, T), math.log(gamma), noise=noise)
+    marginals = posterior.predict(affine_features(p))
     cost = affine_cost(p, P, gamma)
     close(marginals.variance_ratio, cost)
     close(marginals.function_cov(), cost[:, None, None] * marginals.noise_cov)
@@ -243,34 +205,19 @@ def test_inside_the_affine_hull_an_infinite_gamma_costs_the_least_norm(shape: di
     nu = points(4, shape["m"], shape["seed"])
     x = (nu - nu.mean(-1, keepdim=True) + 1 / shape["m"]) @ X
     least = nearest_in_affine_hull(x, X).coefficients.square().sum(-1)
-    condition = torch.linalg.matrix_norm(X - X.mean(0), 2) * torch.linalg.matrix_norm(
-        torch.linalg.pinv(X - X.mean(0)), 2
-    )
+    values = torch.linalg.svdvals(X - X.mean(0))
+    condition = values[0] / values[values > 1e-12 * values[0]].min()
     close(affine_cost(x, X, math.inf), least, loose=float(condition**2))  # moments square the condition
 
 
-@given(shape=shapes, log_gamma=st.floats(-8, 6))
-@settings(max_examples=20)
-def test_the_centre_of_the_samples_is_the_cheapest_point(shape: dict[str, int], log_gamma: float) -> None:
-    X = samples(**shape)
-    centre = affine_cost(X.mean(0, keepdim=True), X, math.exp(log_gamma))
-    close(centre, torch.tensor([1 / shape["m"]], dtype=F64))
-    assert bool((affine_cost(points(9, shape["k"]), X, math.exp(log_gamma)) > centre).all())
-
-
-@pytest.mark.parametrize("gamma", GAMMAS)
-def test_one_sample_leaves_only_the_residual(gamma: float) -> None:
+def test_one_sample_leaves_only_the_residual_and_gamma_must_be_positive() -> None:
     """nu = 1 is all there is: the cost is 1 + gamma |x - X|^2."""
     X, x = points(1, 3), points(4, 3, seed=2)
-    expected = 1 + gamma * (x - X).square().sum(-1)
-    close(affine_cost_program(x, X, gamma).cost, expected)
-    close(affine_cost(x, X, gamma), expected)
-
-
-@pytest.mark.parametrize("gamma", [0.0, -2.5, math.nan])
-@pytest.mark.parametrize("cost", [affine_cost, affine_cost_program])
-def test_gamma_must_be_positive(cost, gamma: float) -> None:
-    refused(f"gamma={gamma}", cost, points(2, 3), points(5, 3), gamma)
+    for cost in (affine_cost, lambda *given: affine_cost_program(*given).cost):
+        for gamma in GAMMAS:
+            close(cost(x, X, gamma), 1 + gamma * (x - X).square().sum(-1))
+        for gamma in (0.0, -2.5, math.nan):
+            refused(f"gamma={gamma}", cost, points(2, 3), points(5, 3), gamma)
 
 
 @pytest.mark.parametrize("gamma", GAMMAS)
@@ -333,38 +280,28 @@ def test_at_every_alpha_missing_targets_leave_the_density_of_the_others(options:
     second = replace(posterior, statistics=posterior.statistics.output(1), noise_cov=posterior.Sigma_E[1:, 1:])
     for i in (0, 60, 120):
         ratios = posterior.variance_ratio(Phi, float(curve.log_alphas[i]))
-        both, one = (
-            lpd(posterior, ratios[known], Phi[known], T[known]),
-            lpd(second, ratios[~known], Phi[~known], T[~known, 1:]),
-        )
-        share = float(known.double().mean())
+        share, both = float(known.double().mean()), lpd(posterior, ratios[known], Phi[known], T[known])
+        one = lpd(second, ratios[~known], Phi[~known], T[~known, 1:])
         close(curve.lpds[i], share * both + (1 - share) * one, loose=100)
 
 
 @pytest.mark.parametrize("options", CASES)
 @pytest.mark.parametrize("misfit", [0.01, 0.2, 20.0])
-def test_no_alpha_on_a_fine_grid_is_better(options: dict, misfit: float) -> None:
+def test_no_alpha_on_a_fine_grid_is_better_and_the_posterior_is_left_alone(options: dict, misfit: float) -> None:
     _, posterior, Phi, T = tuning_problem(misfit=misfit, **options)
-    curve = tune_alpha(posterior, Phi, T)
-    anyhow = replace(posterior, checked=False)
-    values = [
-        lpd(posterior, anyhow.variance_ratio(Phi, float(log_alpha)), Phi, T)
-        for log_alpha in np.linspace(curve.log_alphas[0], curve.log_alphas[-1], 250)
-    ]
-    assert curve.lpd >= float(max(values)) - 1e-8 * abs(curve.lpd)
-
-
-@pytest.mark.parametrize("options", CASES)
-def test_the_optimum_is_of_the_posterior_with_its_mean_left_alone(options: dict) -> None:
-    _, posterior, Phi, T = tuning_problem(**options)
     before = posterior.mean(Phi)
     curve = tune_alpha(posterior, Phi, T)
-    assert math.isfinite(curve.log_alpha)
-    assert not curve.at_infinity
-    assert curve.lpd > curve.lpd_before
+    anyhow = replace(posterior, checked=False)
+    of = lambda log_alpha: lpd(posterior, anyhow.variance_ratio(Phi, float(log_alpha)), Phi, T)
+    values = map(of, np.linspace(curve.log_alphas[0], curve.log_alphas[-1], 250))
+    assert curve.lpd >= float(max(values)) - 1e-8 * abs(curve.lpd)
     assert posterior.log_alpha == -4.0
     assert torch.equal(posterior.mean(Phi), before)
-    close(np.float64(curve.lpd), lpd(posterior, posterior.variance_ratio(Phi, curve.log_alpha), Phi, T))
+    if misfit == 0.2:
+        assert math.isfinite(curve.log_alpha)
+        assert not curve.at_infinity
+        assert curve.lpd > curve.lpd_before
+        close(np.float64(curve.lpd), of(curve.log_alpha))
 
 
 @given(log_alpha=st.floats(-30, 30), misfit=st.sampled_from([0.0, 1.0, 1e3]), rank=st.sampled_from([2, 5]))

@@ -1,6 +1,5 @@
 """Model files: what was saved is what is loaded, and whatever else lies there is refused in words."""
 
-import contextlib
 import copy
 import errno
 import math
@@ -15,18 +14,15 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import safetensors
 import safetensors.torch
 import torch
-from fuzz_files import ODD, places
-from helpers import refused
+from helpers import refused, reloaded
 from torch import nn
 
 import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer._internal import files
 from lastlayer._internal.files import ModelFileError
-from lastlayer.errors import InputError
 from lastlayer.settings.types import Place
 
 NEW = np.linspace(-6, 6, 9)[:, None]
@@ -97,24 +93,18 @@ ENCODED = [
 )
 def test_a_loaded_model_answers_to_the_last_bit(tmp_path, q, options):
     model = fitted(q, **options)
-    model.save(tmp_path / "m")
-    again = lastlayer.load(str(tmp_path / "m"))
+    again = reloaded(model, tmp_path)
     assert_same(again, model)
-    ignored = {"random_state"}
-    assert {k: v for k, v in again.get_params().items() if k not in ignored} == {
-        k: v for k, v in model.get_params().items() if k not in ignored
-    }
+    assert again.get_params() | {"random_state": 0} == model.get_params()
     X, y = data(q)
     assert_same(again.update(X[:5], y[:5]), copy.deepcopy(model).update(X[:5], y[:5]))
-    again.save(tmp_path / "again")
-    assert_same(lastlayer.load(tmp_path / "again"), again)
+    assert_same(reloaded(again, tmp_path), again)
 
 
 @pytest.mark.parametrize("log_alpha", [-3.25, 12.5, math.inf])
 def test_a_tuned_alpha_comes_back(tmp_path, model, log_alpha):
     tuned = model.at_alpha(log_alpha)
-    tuned.save(tmp_path / "m")
-    again = lastlayer.load(tmp_path / "m")
+    again = reloaded(tuned, tmp_path)
     assert again.alpha_ == (math.inf if math.isinf(log_alpha) else math.exp(log_alpha))
     assert_same(again, tuned)
 
@@ -123,14 +113,14 @@ def test_feature_names_come_back(tmp_path):
     X, y = data()
     frame = pd.DataFrame(X, columns=["angle"])
     named = BLLRegressor(hidden=(4,), preset="evidence", max_epochs=3, random_state=0).fit(frame, y)
-    named.save(tmp_path / "m")
-    again = lastlayer.load(tmp_path / "m")
+    again = reloaded(named, tmp_path)
     assert_same(again, named, frame)
     refused(r"(?s)feature names.*torque", again.predict, frame.rename(columns={"angle": "torque"}), error=ValueError)
 
 
 @pytest.mark.parametrize("input_skip", ["auto", True])
-def test_a_backbone_is_given_again(tmp_path, input_skip):
+def test_a_backbone_is_given_again(tmp_path, path, input_skip):
+    refused("backbone", lastlayer.load, path, backbone=backbone(), error=ModelFileError)  # a model without one
     mine = fitted(backbone=backbone(), input_skip=input_skip)
     mine.save(tmp_path / "m")
     given = backbone()
@@ -142,54 +132,36 @@ def test_a_backbone_is_given_again(tmp_path, input_skip):
         refused(r"does not fit .* this backbone", lastlayer.load, tmp_path / "m", backbone=wrong, error=ModelFileError)
 
 
-def test_a_backbone_for_a_model_without_one_is_refused(path):
-    refused("backbone", lastlayer.load, path, backbone=backbone(), error=ModelFileError)
-
-
 def test_images_come_back(tmp_path):
     X = np.random.default_rng(0).normal(size=(12, 1, 4, 4))
     make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh())
     model = BLLRegressor(backbone=make(), preset="evidence", max_epochs=3, random_state=0).fit(X, X.sum((1, 2, 3)))
-    model.save(tmp_path / "m")
-    assert_same(lastlayer.load(tmp_path / "m", backbone=make()), model, X)
+    assert_same(reloaded(model, tmp_path, backbone=make()), model, X)
 
 
 def test_numbers_of_numpy_and_devices_of_torch_can_be_saved(as_a_user, tmp_path):
     """A grid search hands such numbers over."""
-    model = fitted(
-        hidden=np.array([4]),
-        max_epochs=np.int64(3),
-        training=TrainingOptions(patience=np.int32(9), learning_rate=np.float32(0.01)),
-        progress=np.bool_(False),
-        device=torch.device("cpu"),
-    )
-    model.save(tmp_path / "m")
-    assert_same(lastlayer.load(tmp_path / "m"), model)
+    training = TrainingOptions(patience=np.int32(9), learning_rate=np.float32(0.01))
+    words = {"hidden": np.array([4]), "max_epochs": np.int64(3), "device": torch.device("cpu")}
+    model = fitted(**words, training=training, progress=np.bool_(False))
+    assert_same(reloaded(model, tmp_path), model)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_model_of_a_machine_with_a_gpu_loads_on_one_without(tmp_path, model):
     settings = replace(model.settings_, place=Place("cuda", "float64"))
     from_afar = model.with_fitted(replace(model.fitted_, settings=settings)).set_params(device="cuda")
-    from_afar.save(tmp_path / "m")
-    assert_same(lastlayer.load(tmp_path / "m"), model)
-
-
-def test_a_model_must_be_fitted_to_be_saved(tmp_path):
-    refused("not fitted", BLLRegressor().save, tmp_path / "m", error=ValueError)
-    assert not list(tmp_path.iterdir())
+    assert_same(reloaded(from_afar, tmp_path), model)
 
 
 def test_the_file_is_plain_safetensors(path):
-    with safetensors.safe_open(path, "pt") as file:
-        assert {"0.noise_cov", "0.statistics.scatter", "0.network.network.0.weight"} <= set(file.keys())
-        assert file.get_tensor("0.statistics.count") == 40
-    content = path.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
+    tensors, content = safetensors.torch.load_file(path), path.read_bytes()
+    assert {"0.noise_cov", "0.statistics.scatter", "0.network.network.0.weight"} <= tensors.keys()
+    assert tensors["0.statistics.count"] == 40
     assert b"pickle" not in content
     assert content[8:9] == b"{"  # JSON, then numbers: no other format inside
-    with safetensors.safe_open(path, "pt") as file:
-        assert sum(file.get_tensor(n).nbytes for n in file.keys()) == len(content) - start  # noqa: SIM118
+    start = 8 + int.from_bytes(content[:8], "little")
+    assert sum(tensor.nbytes for tensor in tensors.values()) == len(content) - start
 
 
 def test_the_file_can_be_read_by_whom_the_umask_allows(path):
@@ -198,17 +170,14 @@ def test_the_file_can_be_read_by_whom_the_umask_allows(path):
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
 
 
-def test_what_is_no_file_is_refused(tmp_path):
-    for nothing in (tmp_path / "missing", tmp_path):
-        refused("is not a file", lastlayer.load, nothing, error=ModelFileError)
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"\0", b"# a text file\n" * 50, b"PK\x03\x04" + bytes(100), bytes(1000), b"\xff" * 1000],
     ids=["empty", "one byte", "text", "zip", "zeros", "ones"],
 )
 def test_other_files_are_refused(tmp_path, content):
+    for nothing in (tmp_path / "missing", tmp_path):
+        refused("is not a file", lastlayer.load, nothing, error=ModelFileError)
     (tmp_path / "m").write_bytes(content)
     refused("truncated, damaged or foreign", lastlayer.load, tmp_path / "m", error=ModelFileError)
 
@@ -226,33 +195,26 @@ def test_a_newer_format_asks_for_a_newer_lastlayer(path, number):
     refused(f"file format {number}.*upgrade", lastlayer.load, path, error=ModelFileError)
 
 
-def _without(header: dict, name: str) -> dict:
-    return {key: value for key, value in header.items() if key != name}
-
-
-def with_network(header: dict, **changed) -> dict:
-    settings = header["settings"]
-    return header | {"settings": settings | {"network": settings["network"] | changed}}
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        lambda tensors, header: (_without(tensors, "0.noise_cov"), header),
-        lambda tensors, header: (_without(tensors, "0.network.network.0.weight"), header),
-        lambda tensors, header: (tensors, _without(header, "members")),
-        lambda tensors, header: (tensors, header | {"parameters": header["parameters"] | {"colour": "red"}}),
-        lambda tensors, header: (tensors, with_network(header, activation="red")),
-        lambda tensors, header: (tensors, with_network(header, hidden=[4, 4])),
-        lambda tensors, header: (tensors, header | {"parameters": None}),
-        lambda tensors, header: (tensors, header | {"settings": None}),
-        lambda tensors, header: (tensors, header | {"training": {"colour": "red"}}),
-        lambda tensors, header: (tensors, header | {"members": [header["members"][0] | {"tuned": "large"}]}),
-        lambda tensors, header: (tensors, header | {"model": "SomethingElse"}),
+        lambda tensors, header: tensors.pop("0.noise_cov"),
+        lambda tensors, header: tensors.pop("0.network.network.0.weight"),
+        lambda tensors, header: header.pop("members"),
+        lambda tensors, header: header["parameters"].update(colour="red"),
+        lambda tensors, header: header["settings"]["network"].update(activation="red"),
+        lambda tensors, header: header["settings"]["network"].update(hidden=[4, 4]),
+        lambda tensors, header: header.update(parameters=None),
+        lambda tensors, header: header.update(settings=None),
+        lambda tensors, header: header.update(training={"colour": "red"}),
+        lambda tensors, header: header["members"][0].update(tuned="large"),
+        lambda tensors, header: header.update(model="SomethingElse"),
     ],
 )
 def test_whole_files_that_do_not_fit_are_refused(as_a_user, path, change):
-    files.write(path, *change(*files.read(path)))
+    tensors, header = files.read(path)
+    change(tensors, header)
+    files.write(path, tensors, header)
     refused("does not fit this version", lastlayer.load, path, error=ModelFileError)
 
 
@@ -269,26 +231,19 @@ def damaged(content: bytes, kind: str) -> Iterator[bytes]:
         yield from (length.to_bytes(8, "little") + content[8:] for length in sizes)
         return
     n_header = 8 + int.from_bytes(content[:8], "little")
-    for i in range(300 if kind == "noise" else 100):
+    for i in range(300):
         # every second one in the header, where the parsers are
         at, n = int(rng.integers(n_header if i % 2 else len(content))), int(rng.integers(1, 9))
-        if kind == "flip":
-            yield content[:at] + bytes([content[at] ^ int(rng.integers(1, 256))]) + content[at + 1 :]
-        elif kind == "delete":
-            yield content[:at] + content[at + n :]
-        elif kind == "insert":
-            yield content[:at] + noise(n) + content[at:]
-        elif kind == "zero":
-            yield content[:at] + bytes(n) + content[at + n :]
-        elif kind == "swap":
-            yield content[at:] + content[:at]
+        if kind == "changed":  # some bytes are others, lost or added, or the file begins in its middle
+            middle = (noise(n), b"", noise(n) + content[at : at + n])[i % 3]
+            yield content[at:] + content[:at] if i % 10 == 9 else content[:at] + middle + content[at + n :]
         else:  # a third with a length that a header could have, a third with one that begins like JSON too
             rest = noise(rng.integers(0, 4000))
             length = int(rng.integers(0, 2 * len(rest) + 2)).to_bytes(8, "little")
             yield (b"", length, length + b'{"')[i % 3] + rest
 
 
-@pytest.mark.parametrize("kind", ["cut", "header too long", "flip", "delete", "insert", "zero", "swap", "noise"])
+@pytest.mark.parametrize("kind", ["cut", "header too long", "changed", "noise"])
 def test_damaged_files_are_refused(path, kind):
     content = path.read_bytes()
     for changed in damaged(content, kind):
@@ -296,35 +251,6 @@ def test_damaged_files_are_refused(path, kind):
         if changed != content:
             with pytest.raises(ModelFileError):
                 lastlayer.load(path)
-
-
-def test_whole_files_with_odd_words_and_tensors_load_or_are_refused(as_a_user, path):
-    """A digest is no secret: a file may be whole and say anything. No other error, no hang, no memory for a phantom."""
-    tensors, header = files.read(path)
-    rng, every, odd = np.random.default_rng(0), list(places(header)), [word for word in ODD if word == word]
-    changes = []
-    for place in every:
-        for i in rng.choice(len(odd), 4, replace=False):
-            changed = inner = copy.deepcopy(header)
-            for key in place[:-1]:
-                inner = inner[key]
-            inner[place[-1]] = odd[i]
-            changes.append((tensors, changed))
-    sizes = [
-        torch.zeros(0),
-        torch.ones(1),
-        torch.full((3, 3), torch.nan),
-        torch.ones(2, 2, 2),
-        torch.ones(5).to(torch.int8),
-    ]
-    changes += [(tensors | {name: tensor}, header) for name in tensors for tensor in sizes]
-    loaded = 0
-    for change in changes:
-        files.write(path, *change)
-        with contextlib.suppress(ModelFileError, InputError):
-            lastlayer.load(path)
-            loaded += 1
-    assert 0 < loaded < len(changes)  # some words do not matter, such as a learning rate
 
 
 @pytest.fixture
@@ -370,7 +296,8 @@ class _Full:
         self.fail()
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path, model):
+def test_a_folder_that_is_not_there_is_named_and_a_model_must_be_fitted_to_be_saved(tmp_path, model):
+    refused("not fitted", BLLRegressor().save, tmp_path / "m", error=ValueError)
     refused("nowhere", model.save, tmp_path / "nowhere" / "m", error=OSError)
     (tmp_path / "folder").mkdir()
     refused("folder", model.save, tmp_path / "folder", error=OSError)

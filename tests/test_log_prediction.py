@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import refused
+from helpers import refused, reloaded
 from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import lognorm
@@ -34,6 +34,13 @@ def log_mixture(q: int = 2) -> MixturePrediction:
     )
 
 
+def one(mean: float, epistemic_var: float, noise_var: float, m: int = 1) -> MixturePrediction:
+    """A Gaussian of the logarithm, the same at every point."""
+    of = lambda value: np.full((m, 1), value)
+    parts = {"epistemic_var": of(epistemic_var), "noise_var": of(noise_var), "affine_cost": np.zeros(m)}
+    return MixturePrediction.gaussian(of(mean), **parts)
+
+
 def rows(n: int = 80) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     X = rng.uniform(-2, 2, (n, 2))
@@ -46,10 +53,7 @@ def fitted() -> BLLRegressor:
 
 
 def test_a_single_component_is_scipys_log_normal():
-    log = MixturePrediction.gaussian(
-        np.array([[0.3]]), epistemic_var=np.array([[0.2]]), noise_var=np.array([[0.1]]), affine_cost=np.zeros(1)
-    )
-    p, exact, y = LogPrediction(log), lognorm(np.sqrt(0.3), scale=np.exp(0.3)), np.array([[1.7]])
+    p, exact, y = LogPrediction(one(0.3, 0.2, 0.1)), lognorm(np.sqrt(0.3), scale=np.exp(0.3)), np.array([[1.7]])
     np.testing.assert_allclose(p.mean, exact.mean())
     np.testing.assert_allclose(p.var, exact.var())
     np.testing.assert_allclose(p.log_prob(y), exact.logpdf(1.7))
@@ -80,28 +84,19 @@ def test_moments_densities_and_draws_of_a_mixture_agree():
 
 def test_epistemic_variance_is_that_of_the_mean_given_the_function():
     """Law of total variance: Var y = Var E[y | f] + E Var(y | f), by draws of f."""
-    log = log_mixture(1)
-    one = MixturePrediction.gaussian(
-        log.component_mean[0],
-        epistemic_var=log.component_epistemic_var[0],
-        noise_var=log.component_noise_var[0],
-        affine_cost=np.zeros(3),
-    )
-    p, rng = LogPrediction(one), np.random.default_rng(0)
-    f = one.mean + np.sqrt(one.epistemic_var) * rng.standard_normal((400_000, 3, 1))
-    given_f = np.exp(f + one.noise_var / 2)
+    log, rng = one(0.4, 0.2, 0.1), np.random.default_rng(0)
+    p = LogPrediction(log)
+    f = log.mean + np.sqrt(log.epistemic_var) * rng.standard_normal((400_000, 1, 1))
+    given_f = np.exp(f + log.noise_var / 2)
     np.testing.assert_allclose(p.epistemic_var, given_f.var(0), rtol=0.02)
-    np.testing.assert_allclose(p.noise_var, (given_f**2 * np.expm1(one.noise_var)).mean(0), rtol=0.02)
+    np.testing.assert_allclose(p.noise_var, (given_f**2 * np.expm1(log.noise_var)).mean(0), rtol=0.02)
 
 
-def test_a_missing_target_leaves_the_density_of_the_others():
+def test_a_missing_target_leaves_the_density_of_the_others_and_what_is_not_positive_has_none():
     p = LogPrediction(log_mixture(2))
     y = np.array([[1.0, np.nan], [np.nan, 2.0], [0.5, 3.0]])
     each = p.log_prob(np.nan_to_num(y, nan=1.0), per_output=True)
     np.testing.assert_allclose(p.log_prob(y)[:2], [each[0, 0], each[1, 1]])
-
-
-def test_what_is_not_positive_has_no_density():
     p = LogPrediction(log_mixture(1))
     y = np.array([0.0, -1.0, 1.0])
     assert np.isneginf(p.log_prob(y)).tolist() == [True, True, False]
@@ -122,10 +117,7 @@ def test_crps_is_exact_however_wide_the_distribution(std):
 
 
 def test_far_outside_moments_stay_numbers():
-    log = MixturePrediction.gaussian(
-        np.zeros((1, 1)), epistemic_var=np.array([[1e4]]), noise_var=np.ones((1, 1)), affine_cost=np.zeros(1)
-    )
-    p = LogPrediction(MixturePrediction.mixture([log] * 2))
+    p = LogPrediction(MixturePrediction.mixture([one(0.0, 1e4, 1.0)] * 2))
     assert np.isfinite([p.mean, p.var, p.std, p.quantile(0.99), p.crps(np.ones((1, 1)))]).all()
     np.testing.assert_allclose(p.point, 1)
 
@@ -149,15 +141,13 @@ def test_it_is_the_model_of_log_y(fitted):
     assert coverage(p, y, 0.9) > 0.7
 
 
-@pytest.fixture(scope="module")
-def mixture() -> BLLRegressor:
-    words = {"preset": "fast", "hidden": (4,), "max_epochs": 5, "random_state": 0}
-    return BLLRegressor(likelihood="lognormal", **words).fit(*rows(60))
+MIXTURE = {"preset": "fast", "hidden": (4,), "max_epochs": 5, "random_state": 0}
 
 
-def test_predict_is_the_median_which_is_sane_far_outside(mixture):
+def test_predict_is_the_median_which_is_sane_far_outside():
     """The mean is astronomical there: it was above 1e100, and with it the RMSE."""
     X, y = rows(60)
+    mixture = BLLRegressor(likelihood="lognormal", **MIXTURE).fit(X, y)
     for scale in (1, 50):
         p = mixture.predictive(scale * X)
         np.testing.assert_allclose(mixture.predict(scale * X), p.quantile(0.5))
@@ -171,9 +161,8 @@ def test_predict_is_the_median_which_is_sane_far_outside(mixture):
 @pytest.mark.usefixtures("as_a_user", "small_process")
 def test_calibration_revisions_and_files(tmp_path):
     X, y = rows(120)
-    words = {"preset": "fast", "hidden": (4,), "max_epochs": 5, "random_state": 0}
-    model = BLLRegressor(likelihood="lognormal", **words).fit(X[:80], y[:80])
-    plain = BLLRegressor(**words).fit(X[:80], np.log(y[:80]))
+    model = BLLRegressor(likelihood="lognormal", **MIXTURE).fit(X[:80], y[:80])
+    plain = BLLRegressor(**MIXTURE).fit(X[:80], np.log(y[:80]))
     same = lambda: np.testing.assert_allclose(model.predictive(X).log.mean, plain.predictive(X).mean)
     same()
     for each, targets in ((model, y), (plain, np.log(y))):
@@ -182,14 +171,9 @@ def test_calibration_revisions_and_files(tmp_path):
     assert model.alpha_ == pytest.approx(plain.alpha_)
     for each, targets in ((model, y), (plain, np.log(y))):
         each.calibrate(X[90:100], targets[90:100]).conformalize(X[100:], targets[100:])
-    for ours, theirs in zip(
-        model.predictive(X).interval(0.5, method="conformal"),
-        plain.predictive(X).interval(0.5, method="conformal"),
-        strict=True,
-    ):
-        np.testing.assert_allclose(ours, np.exp(theirs))
-    model.save(tmp_path / "m")
-    loaded = lastlayer.load(tmp_path / "m")
+    ours, theirs = (each.predictive(X).interval(0.5, method="conformal") for each in (model, plain))
+    np.testing.assert_allclose(ours, np.exp(theirs))
+    loaded = reloaded(model, tmp_path)
     assert loaded.likelihood == "lognormal"
     np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
     assert log_predictive_density(model.predictive(X), y) > -5
@@ -228,10 +212,7 @@ def test_auto_is_log_for_skewed_targets_alone():
         (lambda m, X, y: m.fit(X, np.where(np.arange(len(y)) == 40, -y, y)), r"in 1 rows \(first: row 40\)"),
         (lambda m, X, y: m.set_params(likelihood="sqrt").fit(X, y), "likelihood='sqrt'"),
         (lambda m, X, y: m.fit_source(lastlayer.sources.ArraySource(X, y)), "transform the targets of the source"),
-        (
-            lambda m, X, y: DynamicsModel(regressor=m).fit([Episode(y[:21, None], X[:20])]),
-            "a DynamicsModel, whose steps add up, needs Gaussian",
-        ),
+        (lambda m, X, y: DynamicsModel(regressor=m).fit([Episode(y[:21, None], X[:20])]), "steps add up, needs Gauss"),
     ],
 )
 def test_what_needs_a_gaussian_refuses_it(fitted, act, words):

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import close, last_layer_rows, refused, sine
+from helpers import close, last_layer_rows, refused, reloaded, sine
 from models import by_members, merged, regressor, widening
 from scipy import stats
 from scipy.optimize import brentq
@@ -18,7 +18,6 @@ from sklearn.base import clone
 from sklearn.model_selection import GroupKFold, KFold, TimeSeriesSplit
 from torch import nn
 
-import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
@@ -141,22 +140,19 @@ def test_the_prediction_is_the_mixture_of_its_members(model, tuned):
         np.testing.assert_allclose(p.weights.sum(0), 1, rtol=1e-12)
     w, mean, cov = merged(model, NEW)
     y = p.mean + 0.3
-    each = np.array(
-        [
-            [stats.multivariate_normal(mean[i, j], cov[i, j]).logpdf(y[j]) for j in range(len(NEW))]
-            for i in range(len(w))
-        ]
-    )
+    normal = stats.multivariate_normal
+    each = [
+        [normal(*parts).logpdf(t) for *parts, t in zip(*own, y, strict=True)] for own in zip(mean, cov, strict=True)
+    ]
     p = model.predictive(NEW).with_output_axis()
     np.testing.assert_allclose(p.log_prob(y), logsumexp(each, axis=0, b=w), rtol=1e-6)
     std = np.sqrt(np.einsum("cmqq->cmq", cov))
     for level in (0.05, 0.8):
         quantile = p.quantile(level)
         for j, k in np.ndindex(quantile.shape):
-            cdf = lambda x: (w[:, j] * ndtr((x - mean[:, j, k]) / std[:, j, k])).sum() - level
-            slow = brentq(
-                cdf, mean[:, j, k].min() - 50 * std[:, j, k].max(), mean[:, j, k].max() + 50 * std[:, j, k].max()
-            )
+            m, s = mean[:, j, k], std[:, j, k]
+            cdf = lambda x: (w[:, j] * ndtr((x - m) / s)).sum() - level
+            slow = brentq(cdf, m.min() - 50 * s.max(), m.max() + 50 * s.max())
             assert quantile[j, k] == pytest.approx(slow, rel=1e-6)
     draws = p.sample(20_000, random_state=0)
     assert (np.abs(draws.mean(0) - p.mean) < 6 * p.std / np.sqrt(20_000)).all()
@@ -186,15 +182,11 @@ def test_every_way_of_asking_gives_the_same_moments(model, tuned):
     np.testing.assert_allclose(std.reshape(p.std.shape), p.std, rtol=1e-12)
     _, cov = model.predict(NEW, return_cov=True)
     np.testing.assert_allclose(np.diagonal(cov).T.reshape(p.var.shape), p.var, rtol=1e-7)
-
-
-@of_every_kind
-def test_the_joint_distribution_of_one_point_is_its_own(model):
-    joint, p = model.joint(NEW[:1]), model.predictive(NEW[:1])
-    np.testing.assert_allclose(joint.cov(), p.cov()[0], rtol=1e-7)
-    assert model.sample_y(NEW[:1], 3).shape[0] == 1
-    part = model.joint(NEW[[0, 3]]).cov_of_outputs()
-    np.testing.assert_allclose(part, model.joint(NEW).cov_of_outputs()[np.ix_([0, 3], [0, 3])], rtol=1e-9)
+    np.testing.assert_allclose(model.joint(NEW[:1]).cov(), p.cov()[0], rtol=1e-7)
+    some = np.ix_([0, 3], [0, 3])
+    np.testing.assert_allclose(
+        model.joint(NEW[[0, 3]]).cov_of_outputs(), model.joint(NEW).cov_of_outputs()[some], rtol=1e-9
+    )
 
 
 @of_every_kind
@@ -269,9 +261,8 @@ def test_the_default_cross_fits_members_of_every_family_and_the_best_come_first(
 def test_held_out_points_are_predicted_by_networks_that_left_them_out(monkeypatch):
     """The promised LPD is that of the mixture at rows it did not see, in standardised units, by brute force."""
     seen = []
-    monkeypatch.setattr(
-        revisions, "fit_curves", lambda points, **words: seen.append(points) or fit_curves(points, **words)
-    )
+    fit = lambda points, **words: seen.append(points) or fit_curves(points, **words)
+    monkeypatch.setattr(revisions, "fit_curves", fit)
     quick().fit(*sine())
     held, found = seen[0], fitted("one").calibration_
     assert found.points.kind.tolist() == ["random"] * 60 + ["blocked"] * 60 + ["shell"] * 72
@@ -316,10 +307,9 @@ def test_correlated_outputs_are_promised_the_density_of_both_together():
     """Of a single network: one Gaussian over both outputs at each held-out point, by the joint distribution."""
     X_val, y_val = sine(40, q=2, seed=5)
     model = copy.deepcopy(fitted("single, calibrated")).calibrate(X_val, y_val)
-    joint = [model.joint(X_val[i : i + 1]) for i in range(40)]
-    together = [
-        stats.multivariate_normal(p.mean[0], p.cov()).logpdf(target) for p, target in zip(joint, y_val, strict=True)
-    ]
+    joint = [model.joint(x[None]) for x in X_val]
+    normals = [stats.multivariate_normal(p.mean[0], p.cov()) for p in joint]
+    together = [normal.logpdf(target) for normal, target in zip(normals, y_val, strict=True)]
     unit = np.log(model.fitted_.targets.scale.numpy()).sum()
     assert model.calibration_.lpd == pytest.approx(np.mean(together) + unit, rel=1e-9)
     alone = model.predictive(X_val).log_prob(y_val, per_output=True).sum(1).mean() + unit
@@ -516,8 +506,7 @@ def test_every_option_learns(options):
 
 
 def test_a_factory_makes_the_members_of_a_mixture():
-    X, y = sine()
-    made = []
+    (X, y), made = sine(), []
 
     def factory() -> nn.Module:
         made.append(nn.Sequential(nn.Linear(1, 6), nn.Tanh()))
@@ -543,12 +532,8 @@ def test_a_backbone_is_one_network_calibrated_on_a_share_of_the_rows():
     assert model.members_[0].family.prior_precision == 0
     assert float(model.members_[0].posterior.statistics.count) == 60  # few features: the rows it was judged on join
     images = np.random.default_rng(0).normal(size=(30, 1, 4, 4))
-    flat = BLLRegressor(
-        backbone=lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh()),
-        n_members=2,
-        max_epochs=3,
-        random_state=0,
-    ).fit(images, images.sum((1, 2, 3)))
+    make = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3), nn.Tanh())
+    flat = BLLRegressor(backbone=make, n_members=2, max_epochs=3, random_state=0).fit(images, images.sum((1, 2, 3)))
     assert set(flat.calibration_.points.kind) == {"random"}  # no blocks without a table
 
 
@@ -568,22 +553,17 @@ def test_update_is_the_last_layers_of_all_rows(model, forgetting):
         by_hand = Posterior(both, old.log_alpha, old.Sigma_E, old.noise, checked=False)
         Phi = before.fitted_.features(i, before.fitted_.standardized(NEW))
         # sums in another order, times alpha; features that are collinear, as 513 of 85 rows, have few digits in common
-        loose = (
-            1e6 if member.family == FOURIER or float(old.log_alpha) > 15 else 1e3 if len(model.members_) > 1 else 100
-        )
+        collinear = member.family == FOURIER or float(old.log_alpha) > 15
+        loose = 1e6 if collinear else 1e3 if len(model.members_) > 1 else 100
         close(member.posterior.mean(Phi), by_hand.mean(Phi), loose=loose)
         close(member.posterior.variance_ratio(Phi), by_hand.variance_ratio(Phi), loose=loose)
         assert torch.equal(member.posterior.Sigma_E, old.Sigma_E)
     assert model.alpha_ == before.alpha_
     if len(model.members_) == 1:
-        weighted = copy.deepcopy(before).update(
-            X_more + 3, y_more, sample_weight=np.full(25, 2.0), forgetting=forgetting
-        )
-        np.testing.assert_allclose(
-            weighted.predictive(NEW).affine_cost,
-            model.update(X_more + 3, y_more).predictive(NEW).affine_cost,
-            rtol=1e-8,
-        )
+        double = {"sample_weight": np.full(25, 2.0), "forgetting": forgetting}
+        weighted = copy.deepcopy(before).update(X_more + 3, y_more, **double).predictive(NEW).affine_cost
+        twice = model.update(X_more + 3, y_more).predictive(NEW).affine_cost
+        np.testing.assert_allclose(weighted, twice, rtol=1e-8)
     assert model.calibration_ is before.calibration_ or model.fitted_.curve(0).power == before.fitted_.curve(0).power
     if forgetting == 1.0:
         assert (model.extrapolation(NEW).affine_cost < before.extrapolation(NEW).affine_cost).all()
@@ -634,8 +614,7 @@ def test_a_loaded_mixture_answers_to_the_last_bit(model, tmp_path):
     q = outputs(model)
     model.update(NEW, model.predict(NEW) + 2)  # a surprise
     model.tune_alpha(*sine(20, q=q, seed=4)).conformalize(*sine(20, q=q, seed=6))
-    model.save(tmp_path / "m")
-    again = lastlayer.load(tmp_path / "m")
+    again = reloaded(model, tmp_path)
     a, b = model.predictive(NEW), again.predictive(NEW)
     for name in ("component_mean", "component_epistemic_var", "component_noise_var", "weights", "affine_cost"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
@@ -647,10 +626,9 @@ def test_a_loaded_mixture_answers_to_the_last_bit(model, tmp_path):
     assert again.members_[0].family == model.members_[0].family
     assert again.fitted_.family_scores == model.fitted_.family_scores
     assert (again.alpha_, again.alpha_star_, again.nlml_) == (model.alpha_, model.alpha_star_, model.nlml_)
-    if model.calibration_ is None:
-        assert again.calibration_ is None
-    else:
-        one, other = again.calibration_, model.calibration_
+    one, other = again.calibration_, model.calibration_
+    assert (one is None) == (other is None)
+    if other is not None:
         assert (one.lpd, one.lpd_before, str(one)) == (other.lpd, other.lpd_before, str(other))
         for name in ("cost", "squared_error", "kind"):
             np.testing.assert_array_equal(getattr(one.points, name), getattr(other.points, name))
@@ -658,15 +636,11 @@ def test_a_loaded_mixture_answers_to_the_last_bit(model, tmp_path):
     np.testing.assert_array_equal(again.update(X, y).predict(NEW), copy.deepcopy(model).update(X, y).predict(NEW))
 
 
-@pytest.mark.filterwarnings("ignore::lastlayer.errors.FlooredNoiseWarning")
 def test_a_model_whose_calibration_came_to_nothing_can_be_saved(tmp_path):
-    """nan in the scores and no points at all."""
-    X, y = sine(30)
-    model = quick(n_members=2, max_epochs=3, hidden_prior="auto").fit(X, y)
-    scores = model.fitted_.family_scores | {Network(0.03): math.nan}
-    model = model.with_fitted(dataclasses.replace(model.fitted_, family_scores=scores))
-    model.save(tmp_path / "m")
-    assert math.isnan(lastlayer.load(tmp_path / "m").fitted_.family_scores[Network(0.03)])
+    """nan in the scores."""
+    model = copy.deepcopy(fitted("one"))
+    model = model.with_fitted(dataclasses.replace(model.fitted_, family_scores={Network(0.03): math.nan}))
+    assert math.isnan(reloaded(model, tmp_path).fitted_.family_scores[Network(0.03)])
 
 
 @of_every_kind
@@ -682,17 +656,6 @@ def test_conformal_intervals_cover_the_rows_they_were_made_from_as_often_as_they
         assert (inside == math.ceil(51 * level - 1e-9)).all()
     assert np.isinf(model.predictive(X).interval(0.99, method="conformal")[1]).all()  # 50 rows are too few
     refused("conformalize", model.predictive(X, noise=False).interval, 0.9, method="conformal")
-
-
-@pytest.mark.parametrize(
-    "change", [lambda m: m.update, lambda m: m.tune_alpha, lambda m: m.calibrate, lambda m: m.fit], ids=range(4)
-)
-def test_what_changes_the_model_discards_the_conformal_rows(change):
-    model, (X, y) = copy.deepcopy(fitted("one")), sine(30, seed=2)
-    model.conformalize(X, y)
-    assert model.fitted_.conformal_scores.shape == (30, 1)
-    change(model)(X, y)
-    assert model.fitted_.conformal_scores is None
 
 
 def test_noise_follows_the_input():
@@ -749,9 +712,8 @@ def test_a_view_at_another_alpha_is_what_tuning_to_it_gives():
     np.testing.assert_allclose(view.std, expected.std, rtol=1e-9)
     np.testing.assert_allclose(view.mean, before.mean, rtol=1e-9)
     np.testing.assert_array_equal(one.predictive(NEW).std, before.std)  # the model itself has not changed
-    np.testing.assert_allclose(
-        one.at_alpha(float(np.mean(one.fitted_.log_alphas))).predictive(NEW).std, before.std, rtol=1e-6
-    )
+    same = one.at_alpha(float(np.mean(one.fitted_.log_alphas))).predictive(NEW)
+    np.testing.assert_allclose(same.std, before.std, rtol=1e-6)
 
 
 @of_every_kind
@@ -774,6 +736,9 @@ def test_conformal_scores_belong_to_the_model_and_not_to_its_views():
     assert model.fitted_.conformal_scores.shape == (30, 1)
     lower, upper = model.predictive(NEW).interval(0.9, method="conformal")
     assert (lower < upper).all()
+    for change in ("update", "tune_alpha", "calibrate", "fit"):
+        changed = getattr(copy.deepcopy(model), change)(X, y)
+        assert changed.fitted_.conformal_scores is None
 
 
 @pytest.mark.parametrize("model", ["backbones", "one", "mixed"], indirect=True)
@@ -785,9 +750,8 @@ def test_a_module_says_what_the_model_says_also_inside_a_parent_that_trains(mode
         for name in ("mean", "var", "epistemic_var", "noise_var", "affine_cost"):
             np.testing.assert_allclose(out[name].numpy(), getattr(p, name), rtol=1e-10)
     assert not any(part.training for part in module.modules())
-    np.testing.assert_allclose(
-        parent.float()(torch.from_numpy(NEW).float())["mean"].numpy(), p.mean, rtol=1e-3, atol=1e-3
-    )
+    coarse = parent.float()(torch.from_numpy(NEW).float())["mean"].numpy()
+    np.testing.assert_allclose(coarse, p.mean, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("seen", [False, True])

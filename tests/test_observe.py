@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import close, last_layer_rows, precision_matrix, refused
+from helpers import close, last_layer_rows, precision_matrix, refused, reloaded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import holes
@@ -15,7 +15,7 @@ from scipy.optimize import approx_fprime
 from test_calibration import held_out, problem_of
 from torch import Tensor, nn
 
-from lastlayer import BLLRegressor, TrainingOptions, load
+from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.evidence import (
     by_evidence,
     known_noise_nlml,
@@ -112,10 +112,7 @@ def test_outputs_observed_alike_are_what_they_are_together(bias_prior: str) -> N
         close(o.weights, p.weights)
         close(o.variance_ratio(new), p.variance_ratio(new)[:, None].expand(-1, 3))
         close(o.joint(new).target_cov(), p.joint(new).target_cov())
-        close(
-            o.predict(new).function_cov().diagonal(dim1=1, dim2=2),
-            p.predict(new).function_cov().diagonal(dim1=1, dim2=2),
-        )
+        close(*(each.predict(new).function_cov().diagonal(dim1=1, dim2=2) for each in (o, p)))
         grid = torch.tensor([0.0, 2.0], dtype=torch.float64)
         close(o.variance_ratios(new, grid), p.variance_ratios(new, grid)[..., None].expand(-1, -1, 3))
     close(replace(p, statistics=p.statistics.each_output()).mean(new), p.mean(new))
@@ -154,14 +151,6 @@ def test_alpha_is_where_the_evidence_of_all_outputs_is_largest() -> None:
     assert min(around) == around[1] == pytest.approx(best.nlml, abs=1e-12)
 
 
-def test_the_gradient_of_the_evidence_by_features_is_that_of_differences() -> None:
-    Phi, T = rows(10, 2, 2)
-    known = (torch.arange(20).reshape(10, 2) % 4 > 0).double()
-    log_alpha = torch.tensor(0.3, dtype=torch.float64)
-    value = lambda linear: statistics_nlml(Statistics.of(linear, Readings(T, 1 / (known))), log_alpha)
-    torch.autograd.gradcheck(value, (Phi[:, :-1].clone().requires_grad_(),))
-
-
 def test_calibration_skips_what_is_missing_and_knows_what_noise_is_known() -> None:
     """The log density of a point is that of its known targets; slopes are those of differences."""
     points = held_out(14, 2, 3, families=(NETWORK, FOURIER, LINEAR), outside=3.0)
@@ -169,11 +158,8 @@ def test_calibration_skips_what_is_missing_and_knows_what_noise_is_known() -> No
     missing[missing.all(1), 0] = False
     known_var = torch.from_numpy(np.random.default_rng(1).uniform(0.1, 2, (14, 2)))
     cost = points.cost[..., None] * torch.tensor([1.0, 2.0], dtype=torch.float64)
-    partly = replace(
-        points,
-        readings=Readings.of(torch.where(torch.from_numpy(missing), torch.nan, points.readings.values), known_var),
-        cost=cost,
-    )
+    known = torch.where(torch.from_numpy(missing), torch.nan, points.readings.values)
+    partly = replace(points, readings=Readings.of(known, known_var), cost=cost)
     problem = problem_of(partly.usable(), True)
     x = problem.starts[0] + np.random.default_rng(2).normal(0, 0.4, len(problem.starts[0]))
     gradient = problem.value(x)[1]
@@ -231,8 +217,7 @@ def test_each_output_has_a_variance_of_its_own_and_joint_agrees(partly: tuple) -
 
 def test_rows_are_learned_and_forgotten_and_files_keep_them(partly: tuple, tmp_path) -> None:
     model, X, Y = partly
-    model.save(tmp_path / "m.lastlayer")
-    again = load(tmp_path / "m.lastlayer")
+    again = reloaded(model, tmp_path)
     np.testing.assert_array_equal(again.predict(X), model.predict(X))
     weights = lambda: torch.cat([member.posterior.weights.flatten() for member in again.members_])
     before = weights()
@@ -250,24 +235,13 @@ def test_a_model_of_complete_rows_learns_incomplete_ones() -> None:
     more = holes(Y[:10])
     posterior = model.members_[0].posterior
     model.update(X[:10], more)
+    Phi, T = last_layer_rows(model, X[:10], np.nan_to_num(more))
     for j in range(3):
-        known = ~np.isnan(more[:, j])
-        alone = Posterior(
-            posterior.statistics.each_output().output(j), posterior.log_alpha, posterior.Sigma_E[j : j + 1, j : j + 1]
-        )
-        Z = model.fitted_.standardized(X[:10])
-        Phi = model.fitted_.features(0, Z)
-        T = model.fitted_.data(X[:10], np.nan_to_num(more)).T
+        known, noise_cov = ~np.isnan(more[:, j]), posterior.Sigma_E[j : j + 1, j : j + 1]
+        alone = Posterior(posterior.statistics.each_output().output(j), posterior.log_alpha, noise_cov)
         alone = alone.update(Statistics.from_features(Phi[known], T[known, j : j + 1]))
         close(model.members_[0].posterior.mean(Phi)[:, j], alone.mean(Phi)[:, 0])
         close(model.members_[0].posterior.variance_ratio(Phi)[:, j], alone.variance_ratio(Phi))
-
-
-def test_a_note_counts_what_is_missing() -> None:
-    X, Y = table(30)
-    Y[[0, 1, 2], [0, 0, 1]] = np.nan
-    with pytest.warns(MissingTargetsWarning, match=r"3 of 90 targets are missing.*\(28, 29, 30\)"):
-        BLLRegressor(**EVIDENCE | {"max_epochs": 2}).fit(X, Y)
 
 
 def test_empty_cells_of_a_table_are_missing_targets(tmp_path) -> None:
@@ -285,8 +259,12 @@ def test_empty_cells_of_a_table_are_missing_targets(tmp_path) -> None:
     refused("missing", TableRegressor().fit, read(path), target="u")
 
 
-def test_what_needs_complete_targets_says_so() -> None:
+def test_what_is_missing_is_counted_and_what_needs_complete_targets_says_so() -> None:
     X, Y = table(30)
+    some = Y.copy()
+    some[[0, 1, 2], [0, 0, 1]] = np.nan
+    with pytest.warns(MissingTargetsWarning, match=r"3 of 90 targets are missing.*\(28, 29, 30\)"):
+        BLLRegressor(**EVIDENCE | {"max_epochs": 2}).fit(X, some)
     refused("all known", BLLRegressor(**EVIDENCE, training=TrainingOptions(chunk_size=8)).fit, X, holes(Y))
     refused("noise_std or observations", BLLRegressor(**EVIDENCE, noise="full").fit, X, Y, noise_std=0.1)
     missing = 'correlates the outputs.*use noise="diagonal", or drop the rows with missing targets'
@@ -330,14 +308,8 @@ def known_noise_case(q: int = 2) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor
     constant = torch.tensor([0.0, 0, 1, 2, -1], dtype=torch.float64)[:, None]
     Psi = torch.cat([torch.randn(5, 3, generator=g, dtype=torch.float64), constant], 1)
     u = torch.randn(5, generator=g, dtype=torch.float64)
-    return (
-        Phi,
-        T,
-        torch.rand(16, q, generator=g, dtype=torch.float64),
-        Psi,
-        u,
-        torch.rand(5, generator=g).double() + 0.1,
-    )
+    noise_var, own_var = torch.rand(16, q, generator=g, dtype=torch.float64), torch.rand(5, generator=g).double() + 0.1
+    return Phi, T, noise_var, Psi, u, own_var
 
 
 @pytest.mark.parametrize("bias_prior", ["flat", "shared"])
@@ -368,7 +340,12 @@ def test_the_evidence_with_known_noise_and_functionals_is_the_dense_one(bias_pri
     assert float(found) * n == pytest.approx(-total, abs=1e-9 if bias_prior == "shared" else 1e-5)
 
 
-def test_the_gradient_of_the_evidence_with_known_noise_is_that_of_differences() -> None:
+def test_the_gradient_of_the_evidence_with_missing_targets_or_known_noise_is_that_of_differences() -> None:
+    Phi, T = rows(10, 2, 2)
+    known = (torch.arange(20).reshape(10, 2) % 4 > 0).double()
+    log_alpha = torch.tensor(0.3, dtype=torch.float64)
+    missing = lambda linear: statistics_nlml(Statistics.of(linear, Readings(T, 1 / known)), log_alpha)
+    torch.autograd.gradcheck(missing, (Phi[:, :-1].clone().requires_grad_(),))
     Phi, T, noise_var, Psi, u, own_var = known_noise_case()
 
     def value(linear: Tensor, psi: Tensor, log_alpha: Tensor, log_sigma: Tensor) -> Tensor:
@@ -441,15 +418,13 @@ FUNCTIONALS = {
 
 def slowly(functionals: Functionals, function: Callable[[np.ndarray], np.ndarray], h: float = 1e-5) -> np.ndarray:
     """L of a function, derivatives by differences."""
-    out = []
-    for i in range(len(functionals)):
-        total = 0.0
-        for s, x in enumerate(functionals.points[i]):
-            total = total + functionals.weights[i, s] * function(x[None])[0]
-            if functionals.directions is not None:
-                g = functionals.directions[i, s]
-                total = total + (function((x + h * g)[None])[0] - function((x - h * g)[None])[0]) / (2 * h)
-        out.append(total)
+    out = [0.0] * len(functionals)
+    for i, s in np.ndindex(functionals.weights.shape):
+        x = functionals.points[i, s]
+        out[i] = out[i] + functionals.weights[i, s] * function(x[None])[0]
+        if functionals.directions is not None:
+            g = functionals.directions[i, s]
+            out[i] = out[i] + (function((x + h * g)[None])[0] - function((x - h * g)[None])[0]) / (2 * h)
     return np.array(out)
 
 
@@ -482,18 +457,16 @@ def test_a_functional_of_a_model_is_that_of_its_joint_distribution(name: str, of
     functionals = replace(FUNCTIONALS[name](beside), output=1)
     found, h = model.predictive_of(functionals), 1e-4
     points, maps = [], []
-    for i in range(len(functionals)):
-        for s, x in enumerate(functionals.points[i]):
-            points.append(x)
-            maps.append((i, functionals.weights[i, s]))
-            if functionals.directions is not None:
-                g = functionals.directions[i, s]
-                scale = h * X.std(0).max() / np.linalg.norm(g)
-                points += [x + scale * g, x - scale * g]
-                maps += [(i, 0.5 / scale), (i, -0.5 / scale)]
-    L = np.zeros((len(functionals), len(points)))
-    for column, (i, weight) in enumerate(maps):
-        L[i, column] = weight
+    for i, s in np.ndindex(functionals.weights.shape):
+        x, row = functionals.points[i, s], np.eye(len(functionals))[i]
+        points.append(x)
+        maps.append(functionals.weights[i, s] * row)
+        if functionals.directions is not None:
+            g = functionals.directions[i, s]
+            scale = h * X.std(0).max() / np.linalg.norm(g)
+            points += [x + scale * g, x - scale * g]
+            maps += [0.5 / scale * row, -0.5 / scale * row]
+    L = np.stack(maps, 1)
     joint = model.joint(np.array(points), noise=False)
     n = len(points)
     cov = joint.cov()[n : 2 * n, n : 2 * n]
@@ -532,15 +505,11 @@ def test_observations_are_learned_as_a_dense_gaussian_would(noise_std: float | N
     y = np.random.default_rng(0).normal(size=12)
     model.update_observations([functionals.observed(y, noise_std)])
     scale, middle = fitted.targets.scale[2], fitted.targets.mean[2]
-    network = lambda Z: fitted.members[0].network(Z)
-    Phi, Psi = (
-        fitted.features(0, fitted.standardized(X)),
-        StandardFunctionals.of(functionals, fitted.inputs).features(network).detach(),
-    )
-    T = fitted.data(X, Y).T[:, 2]
+    Phi, T = last_layer_rows(model, X, Y)
+    Psi = StandardFunctionals.of(functionals, fitted.inputs).features(fitted.members[0].network).detach()
     var = float(posterior.Sigma_E[2, 2])
     own = var if noise_std is None else (noise_std / float(scale)) ** 2
-    t = torch.cat([T, (torch.tensor(y) - middle * Psi[:, -1]) / scale])
+    t = torch.cat([T[:, 2], (torch.tensor(y) - middle * Psi[:, -1]) / scale])
     noise = torch.cat([torch.full((40,), var), torch.full((12,), own)]).double()
     prior = var * math.exp(float(posterior.log_alpha)) * torch.ones(Phi.shape[1], dtype=torch.float64)
     new = fitted.features(0, fitted.standardized(X[:5] + 0.2))
@@ -563,18 +532,9 @@ def test_derivatives_teach_what_values_leave_open() -> None:
     model = BLLRegressor(**parameters).fit(X, f(X[:, 0]), observations=[seen])
     rmse = [float(np.sqrt(np.mean((m.predict(grid) - f(grid[:, 0])) ** 2))) for m in (without, model)]
     assert rmse[1] < 0.3 * rmse[0]
-    slope = model.predictive_of(Derivative(0), grid)
+    before, slope = (m.predictive_of(Derivative(0), grid) for m in (without, model))
     assert np.sqrt(np.mean((slope.mean - g(grid[:, 0])) ** 2)) < 0.3
-    assert (
-        slope.log_prob(g(grid[:, 0]), 0.05).mean()
-        > without.predictive_of(Derivative(0), grid).log_prob(g(grid[:, 0]), 0.05).mean()
-    )
-
-
-def test_what_depends_on_the_learned_noise_is_not_found_anew_from_sums() -> None:
-    X, Y = table(30)
-    model = BLLRegressor(**EVIDENCE | {"max_epochs": 2}).fit(X, Y, noise_std=0.2)
-    refused("fit again with all rows", model.reestimate)
+    assert slope.log_prob(g(grid[:, 0]), 0.05).mean() > before.log_prob(g(grid[:, 0]), 0.05).mean()
 
 
 def test_early_stopping_knows_the_noise_too() -> None:
@@ -583,6 +543,7 @@ def test_early_stopping_knows_the_noise_too() -> None:
     model = BLLRegressor(**EVIDENCE | {"max_epochs": 30}).fit(X, Y[:, 0], noise_std=0.3, observations=[seen])
     assert model.settings_.training.early_stopping
     assert np.isfinite(model.predictive(X).std).all()
+    refused("fit again with all rows", model.reestimate)  # what depends on the learned noise is not found from sums
 
 
 def test_rows_of_much_known_noise_say_little() -> None:
@@ -590,13 +551,11 @@ def test_rows_of_much_known_noise_say_little() -> None:
     X = rng.uniform(-2, 2, (60, 1))
     y, noise_std = np.sin(2 * X[:, 0]) + 0.05 * rng.normal(size=60), np.where(np.arange(60) % 2, 3.0, 0.0)
     spoilt = y + noise_std * rng.normal(size=60)
-    known = BLLRegressor(**EVIDENCE).fit(X, spoilt, noise_std=noise_std)
+    known, column = (BLLRegressor(**EVIDENCE).fit(X, spoilt, noise_std=s) for s in (noise_std, noise_std[:, None]))
     error = lambda model: float(np.sqrt(np.mean((model.predict(X) - np.sin(2 * X[:, 0])) ** 2)))
     assert error(known) < 0.5 * error(BLLRegressor(**EVIDENCE).fit(X, spoilt))
     assert known.noise_std_[0] < 0.3
-    np.testing.assert_allclose(
-        known.predict(X), BLLRegressor(**EVIDENCE).fit(X, spoilt, noise_std=noise_std[:, None]).predict(X)
-    )
+    np.testing.assert_allclose(known.predict(X), column.predict(X))
 
 
 def test_the_default_mixture_takes_observations_and_known_noise() -> None:

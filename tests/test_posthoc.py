@@ -2,7 +2,7 @@
 
 import copy
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -108,16 +108,11 @@ def test_its_module_goes_through_torch_export(as_a_user):
 
 
 def test_a_feature_extractor_serves_several_threads_at_once():
-    trunk, results = FeatureExtractor(net(), "out"), {}
-    X = {i: rows(seed=i)[0] for i in range(8)}
-    ask = lambda i: results.update({i: [trunk(X[i]) for _ in range(20)]})
-    threads = [threading.Thread(target=ask, args=(i,)) for i in X]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i, answers in results.items():
-        assert all(torch.equal(answer, trunk(X[i])) for answer in answers)
+    trunk, X = FeatureExtractor(net(), "out"), [rows(seed=i)[0] for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda x: [trunk(x) for _ in range(20)], X))
+    for x, answers in zip(X, results, strict=True):
+        assert all(torch.equal(answer, trunk(x)) for answer in answers)
 
 
 @pytest.mark.parametrize(
@@ -135,12 +130,11 @@ def test_what_cannot_be_attached_is_said(given, words, told, as_a_user):
     refused(told, attach, given(), batches(*rows()), **words)
 
 
-def test_strange_loaders_are_refused(as_a_user):
-    X, y = rows()
+def test_strange_loaders_and_networks_are_refused(as_a_user):
+    (X, y), layer = rows(), nn.Linear(3, 3)
     refused("no batch", attach, net(), [])
     refused("NaN", attach, net(), [(X, y), (X.where(X < 1, torch.nan), y)])
-    shared = nn.Sequential(layer := nn.Linear(3, 3), nn.Tanh(), layer)
-    refused("used 2 times", attach, shared, [(X, X)])
+    refused("used 2 times", attach, nn.Sequential(layer, nn.Tanh(), layer), [(X, X)])
 
 
 @given(scale=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3), seed=st.integers(0, 20))
@@ -181,16 +175,13 @@ def test_in_evaluation_it_takes_nothing_in_and_bounds_the_evidence():
     close(loss.posterior().mean(affine_features(P)), T, loose=1e10)  # to the noise
 
 
-def test_training_goes_on_from_a_saved_state(tmp_path):
+def test_a_loop_of_ones_own_trains_by_it_and_goes_on_from_a_saved_state(tmp_path):
     P, T = problem(m=100)
     first, again = BLLLoss(100), BLLLoss(100)
     first(P[:50], T[:50])
     torch.save(first.state_dict(), tmp_path / "loss.pt")
     again.load_state_dict(torch.load(tmp_path / "loss.pt", weights_only=True))
     assert torch.equal(first(P[50:], T[50:]), again(P[50:], T[50:]))
-
-
-def test_a_loop_of_ones_own_trains_by_it():
     X, y = rows(m=200, q=1)
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Linear(3, 10), nn.Tanh())

@@ -41,12 +41,10 @@ def mixture(c: int = 3, m: int = 4, q: int = 2, seed: int = 0) -> MixturePredict
 
 def component_covs(p: MixturePrediction) -> ndarray:
     """Function plus noise, independent of each other, each with covariance D C D."""
-    c, m, q = p.component_mean.shape
+    c, _, q = p.component_mean.shape
     C = np.stack([np.eye(q)] * c) if p.correlation is None else p.correlation
     parts = [np.sqrt(var) for var in (p.component_epistemic_var, p.component_noise_var)]
-    return np.array(
-        [[sum(np.diag(std[i, j]) @ C[i] @ np.diag(std[i, j]) for std in parts) for j in range(m)] for i in range(c)]
-    )
+    return sum(std[..., :, None] * C[:, None] * std[..., None, :] for std in parts)
 
 
 def targets(p: MixturePrediction, seed: int = 1) -> ndarray:
@@ -78,17 +76,6 @@ def test_the_joint_density_of_known_targets_is_their_marginal(parts: Callable[..
     close(p.log_prob(holes), np.log(density))
 
 
-@pytest.mark.parametrize("correlated", [False, True])
-def test_each_output_alone_is_a_normal(correlated: bool) -> None:
-    p = gaussian(correlated=correlated)
-    y, alone = targets(p), stats.norm(p.mean, np.sqrt(p.epistemic_var + p.noise_var))
-    close(p.log_prob(y, per_output=True), alone.logpdf(y))
-    close(p.cdf(y), alone.cdf(y))
-    for level in LEVELS:
-        close(p.quantile(level), alone.ppf(level))
-        close(np.stack(p.interval(level)), np.stack(alone.interval(level)))
-
-
 def test_noise_of_every_point_may_be_given_once() -> None:
     p, noise = gaussian(), np.array([0.3, 0.7])
     parts = {"epistemic_var": p.epistemic_var, "affine_cost": p.affine_cost}
@@ -107,11 +94,6 @@ def test_the_covariance_of_the_targets_is_that_of_the_function_plus_that_of_the_
     close(p.component_cov(), component_covs(p))
 
 
-def test_a_standardised_residual_counts_standard_deviations() -> None:
-    p = mixture()
-    close(p.standardized_residual(p.mean + 1.7 * p.std), np.full((4, 2), 1.7))
-
-
 @given(c=st.integers(1, 5), m=st.integers(1, 4), q=st.integers(1, 3), seed=st.integers(0, 99))
 def test_mixtures_agree_with_torch(c: int, m: int, q: int, seed: int) -> None:
     p = mixture(c, m, q, seed)
@@ -127,21 +109,7 @@ def test_mixtures_agree_with_torch(c: int, m: int, q: int, seed: int) -> None:
     close(p.cdf(y.numpy()), alone.cdf(y))
     close(p.mean, joint.mean)
     close(p.var, joint.variance)
-
-
-def test_the_joint_density_integrates_to_one_and_to_its_moments() -> None:
-    """The trapezoidal rule, whose error for Gaussians vanishes faster than any power of the step."""
-    p, step = mixture(c=3, m=1, q=2), 0.2
-    axes = [np.arange(a, b, step) for a, b in zip(p.mean[0] - 20, p.mean[0] + 20, strict=True)]
-    y = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2)
-    parts = ("component_mean", "component_epistemic_var", "component_noise_var", "weights")
-    tiled = replace(
-        p, affine_cost=np.zeros(len(y)), **{part: np.repeat(getattr(p, part), len(y), axis=1) for part in parts}
-    )
-    mass = np.exp(tiled.log_prob(y)) * step**2
-    close(mass.sum(), np.float64(1))
-    close(mass @ y, p.mean[0])
-    close((mass[:, None] * (y - p.mean)).T @ (y - p.mean), p.cov()[0])
+    close(p.standardized_residual(p.mean + 1.7 * p.std), np.full((m, q), 1.7))
 
 
 @given(
@@ -153,11 +121,8 @@ def test_the_joint_density_integrates_to_one_and_to_its_moments() -> None:
 def test_quantile_inverts_the_distribution_function(c: int, seed: int, level: float, shrink: float) -> None:
     """Also where components are far apart for their width and the distribution function is nearly flat."""
     wide = mixture(c, seed=seed)
-    p = replace(
-        wide,
-        component_epistemic_var=shrink * wide.component_epistemic_var,
-        component_noise_var=shrink * wide.component_noise_var,
-    )
+    parts = ("component_epistemic_var", "component_noise_var")
+    p = replace(wide, **{part: shrink * getattr(wide, part) for part in parts})
     np.testing.assert_allclose(p.cdf(p.quantile(level)), level, atol=1e-9, rtol=0)
     lower, upper = p.interval(level)
     np.testing.assert_allclose(p.cdf(upper) - p.cdf(lower), level, atol=1e-9, rtol=0)
@@ -204,12 +169,9 @@ def test_weights_of_each_point_are_those_of_a_mixture_at_that_point_alone() -> N
         alone = MixturePrediction.mixture(members, weights[:, j])
         for ask in (lambda x: x.mean, lambda x: x.var, lambda x: x.log_prob(y), lambda x: x.quantile(0.9)):
             close(ask(p)[j], ask(alone)[j])
-
-
-def test_weights_that_are_rounded_are_brought_back_to_one() -> None:
-    p = MixturePrediction.mixture([gaussian(seed=i) for i in range(3)], np.full(3, 0.333333))
-    close(p.weights, np.full((3, 4), 1 / 3))
-    assert p.sample(2, random_state=0).shape == (2, 4, 2)
+    rounded = MixturePrediction.mixture(members, np.full(3, 0.333333))  # brought back to one
+    close(rounded.weights, np.full((3, 4), 1 / 3))
+    assert rounded.sample(2, random_state=0).shape == (2, 4, 2)
 
 
 def test_law_of_total_variance() -> None:
@@ -249,36 +211,29 @@ def test_a_merged_density_is_that_of_the_mixture_written_down(correlated: bool) 
         w, means = p.weights[:, j], p.component_mean[:, j]
         middle = w @ means
         between = sum(w[i] * np.outer(means[i] - middle, means[i] - middle) for i in range(3))
+        moved = middle + np.sqrt(1 - g) * (means - middle)
         each = [
-            stats.multivariate_normal(middle + np.sqrt(1 - g) * (means[i] - middle), within[i, j] + g * between)
-            for i in range(3)
+            stats.multivariate_normal(*parts).pdf(y[j]) for parts in zip(moved, within[:, j] + g * between, strict=True)
         ]
-        density.append(np.log(sum(w[i] * each[i].pdf(y[j]) for i in range(3))))
+        density.append(np.log(w @ each))
     close(p.merged(fraction).log_prob(y), np.array(density))
-
-
-def test_what_is_merged_inside_the_data_is_what_it_was() -> None:
-    p = mixture()
-    assert p.merged(np.zeros(4)) is p
-    assert gaussian().merged(np.ones(4)).component_mean.shape == (1, 4, 2)
 
 
 def test_members_that_contradict_the_others_widen_a_merged_interval() -> None:
     """A tenth of the weight far off: nothing in a 90% interval of the mixture, everything in its variance."""
-    near, far = (
-        MixturePrediction.gaussian(
-            np.full(1, mean), epistemic_var=np.full(1, 0.01), noise_var=np.full(1, 0.01), affine_cost=np.ones(1)
-        )
-        for mean in (0.0, 10.0)
-    )
+    parts = {"epistemic_var": np.full(1, 0.01), "noise_var": np.full(1, 0.01), "affine_cost": np.ones(1)}
+    near, far = (MixturePrediction.gaussian(np.full(1, mean), **parts) for mean in (0.0, 10.0))
     p = MixturePrediction.mixture([near, far], np.array([0.96, 0.04]))
     widths = [np.ptp(each.interval(0.9), axis=0)[0] for each in (p, p.merged(np.full(1, 0.5)), p.merged(np.ones(1)))]
     assert widths[0] < 1 < 3 < widths[1] < widths[2]
     assert widths[2] == pytest.approx(2 * 1.645 * p.std[0], rel=1e-3)
 
 
-def test_correlations_of_functions_survive_a_mixture() -> None:
-    merged = mixture().merged(np.full(4, 0.5))
+def test_inside_the_data_nothing_is_merged_and_correlations_of_functions_survive_a_mixture() -> None:
+    p = mixture()
+    assert p.merged(np.zeros(4)) is p
+    assert gaussian().merged(np.ones(4)).component_mean.shape == (1, 4, 2)
+    merged = p.merged(np.full(4, 0.5))
     close(MixturePrediction.mixture([merged, merged]).cov(), merged.cov())
 
 
@@ -346,11 +301,6 @@ def test_a_conformal_interval_reaches_as_far_as_its_rank_among_the_scores(n: int
         np.testing.assert_allclose(reach[:, j], enough.min() if len(enough) else np.inf, rtol=1e-9)
 
 
-def test_a_conformal_interval_needs_scores_and_a_known_word() -> None:
-    refused("conformalize", gaussian().interval, 0.9, method="conformal")
-    refused("did you mean 'conformal'", gaussian().interval, 0.9, method="conformall")
-
-
 def test_a_prediction_cannot_be_changed() -> None:
     p = gaussian()
     for name in ("component_mean", "weights", "mean", "std", "new"):
@@ -364,6 +314,8 @@ def of_two(weights: list) -> Callable[[], MixturePrediction]:
 
 SHARES = "must be 2 non-negative"
 REFUSED = [
+    (lambda: gaussian().interval(0.9, method="conformal"), "conformalize"),
+    (lambda: gaussian().interval(0.9, method="conformall"), "did you mean 'conformal'"),
     *((of_two(w), rf"weights=.*{SHARES}") for w in ([0.5, 0.6], [1.5, -0.5], [1.0], [0.2, 0.3, 0.5], [0.5, np.nan])),
     (of_two([[0.5] * 4, [0.5, 0.5, 0.6, 0.5]]), "add up to one"),
     (lambda: MixturePrediction.mixture([]), "at least one"),

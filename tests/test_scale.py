@@ -10,7 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-from helpers import close, problem, sine
+from helpers import close, problem, refused, sine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +21,6 @@ from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points, Rows
-from lastlayer.errors import InputError
 from lastlayer.networks.mlp import MLP, StackedMLP
 from lastlayer.training import (
     Augmented,
@@ -88,14 +87,14 @@ def test_the_bound_is_never_below_the_evidence(bias_prior, noise, weighted, log_
     other = FrozenLayer.of(old, other_alpha, **words)
     for changes in ({}, {"logdet_from": other}, {"seen": 0.1}):
         frozen = FrozenLayer.of(old, log_alpha, **words, **changes)
-        J = profiled_nlml(
-            affine_features(moved), T, torch.tensor(log_alpha, dtype=torch.float64), sample_weight=w, **words
-        )
+        alpha = torch.tensor(log_alpha, dtype=torch.float64)
+        J = profiled_nlml(affine_features(moved), T, alpha, sample_weight=w, **words)
         assert float(frozen.bound(new)) >= float(J) - 1e-9 * abs(float(J))
         close(frozen.offset + frozen.rows(moved, T, w).loss, frozen.bound(new))
 
 
 def test_the_log_determinant_on_some_rows_is_unbiased():
+    """As are batches that stand for all rows."""
     P, T, w = rows(m=48, weighted=True)
     frozen = FrozenLayer.of(Statistics.from_linear_features(P, T, sample_weight=w), 1.0)
     whole = frozen.rows(P, T, w)
@@ -106,13 +105,8 @@ def test_the_log_determinant_on_some_rows_is_unbiased():
         turns.append((part.loss, part.gradient[torch.argsort(order)]))
     close(torch.stack([loss for loss, _ in turns]).mean(0), whole.loss)
     close(torch.stack([gradient for _, gradient in turns]).mean(0), whole.gradient)
-
-
-def test_batches_that_stand_for_all_rows_are_unbiased():
-    P, T, _ = rows(m=48, weighted=False)
-    frozen = FrozenLayer.of(Statistics.from_linear_features(P, T), 1.0)
-    parts = [frozen.rows(P[i : i + 12], T[i : i + 12], scale=4.0).loss for i in range(0, 48, 12)]
-    close(torch.stack(parts).mean(0), frozen.rows(P, T).loss)
+    batches = [frozen.rows(P[i : i + 12], T[i : i + 12], w[i : i + 12], scale=4.0).loss for i in range(0, 48, 12)]
+    close(torch.stack(batches).mean(0), whole.loss)
 
 
 def test_products_in_float32_leave_sums_in_float64_and_say_how_coarse_they_are():
@@ -153,12 +147,8 @@ def test_training_in_chunks_takes_the_steps_of_training_on_all_rows():
         ends.append((torch.tensor(record.nlml), network[0].weight))
     for whole, chunked in zip(*ends, strict=True):
         close(chunked, whole, loose=1e3)  # rounding grows from step to step
-
-
-def test_chunks_need_an_objective_that_splits():
-    X, T, _ = rows(weighted=False)
-    with pytest.raises(InputError, match='objective="profiled"'):
-        chunked_nlml(MLP(5, (4,)), Augmented(4, 3, bias_prior="flat"), Points(X, Readings(T)), 10)
+    augmented = Augmented(4, 3, bias_prior="flat")
+    refused('objective="profiled"', chunked_nlml, MLP(5, (4,)), augmented, Points(X, Readings(T)), 10)
 
 
 def test_one_batch_of_all_rows_is_the_exact_step():
@@ -244,9 +234,8 @@ def test_a_network_that_failed_goes_back_and_the_others_go_on():
             phi = self.inner(x)
             return phi * torch.tensor([torch.nan, 1.0])[:, None, None] if self.calls == 5 else phi
 
-    record = in_batches(
-        Failing(), Points(X, Readings(T)), layer, Optimizer(max_epochs=6, learning_rate=1e-3), batch_size=20
-    )
+    optimizer = Optimizer(max_epochs=6, learning_rate=1e-3)
+    record = in_batches(Failing(), Points(X, Readings(T)), layer, optimizer, batch_size=20)
     assert record.setbacks == 1
     assert all(bool(torch.isfinite(p).all()) for p in stack.parameters())
     assert bool(torch.isfinite(layer.now.frozen.weights).all())
@@ -254,14 +243,8 @@ def test_a_network_that_failed_goes_back_and_the_others_go_on():
 
 def test_mini_batches_end_near_the_evidence_they_bound(as_a_user):
     X, y = sine(m=2000, d=2)
-    model = BLLRegressor(
-        hidden=(16, 16),
-        preset="evidence",
-        training=TrainingOptions(early_stopping=False),
-        batch_size=250,
-        max_epochs=30,
-        random_state=0,
-    ).fit(X, y)
+    words = {"preset": "evidence", "training": TrainingOptions(early_stopping=False), "random_state": 0}
+    model = BLLRegressor((16, 16), batch_size=250, max_epochs=30, **words).fit(X, y)
     assert 0 <= model.history_["gap"] < 0.05
     assert model.noise_std_[0] == pytest.approx(0.15 * 1.5, rel=0.1)
     assert model.history_["nlml"][-1] == pytest.approx(model.nlml_, abs=0.05)
@@ -269,8 +252,8 @@ def test_mini_batches_end_near_the_evidence_they_bound(as_a_user):
 
 def test_the_calibrated_default_works_with_mini_batches(as_a_user):
     X, y = sine(m=400, d=2)
-    model = BLLRegressor(hidden=(8,), n_members=2, batch_size=100, max_epochs=10, random_state=0).fit(X, y)
-    again = BLLRegressor(hidden=(8,), n_members=2, batch_size=100, max_epochs=10, random_state=0).fit(X, y)
+    words = {"n_members": 2, "batch_size": 100, "max_epochs": 10, "random_state": 0}
+    model, again = (BLLRegressor((8,), **words).fit(X, y) for _ in range(2))
     assert len(model.members_) == 2 * 6 + 1  # of each family, and the process
     assert model.calibration_ is not None
     assert np.array_equal(model.predict(X), again.predict(X))

@@ -10,11 +10,10 @@ from inspect import getmodule
 import numpy as np
 import pytest
 import torch
-from helpers import refused, sine
+from helpers import refused, reloaded, sine
 from sklearn.model_selection import GroupKFold, KFold, TimeSeriesSplit
 from torch import nn
 
-import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points, Rows
@@ -146,17 +145,14 @@ def test_what_needs_rows_held_out_or_batches_is_told(as_a_user, options, said):
     refused(f"(?s){said}", fit, options)
 
 
-def test_validation_data_and_a_splitter_both_say_which_rows_calibrate(as_a_user):
-    model = BLLRegressor(**TINY, calibration=KFold(3))
-    for entrance in (lambda: model.fit(*sine(), validation_data=sine(20)), lambda: fit_with_validation(model)):
-        refused(r"(?s)calibration=KFold.*validation_data", entrance)
-
-
 def fit_with_validation(model: BLLRegressor) -> BLLRegressor:
     return model.fit_source(source(), validation_data=sine(20, seed=3))
 
 
-def test_with_validation_data_a_source_takes_noise_of_the_input_and_algorithm_1():
+def test_with_validation_data_a_source_takes_noise_of_the_input_and_algorithm_1_but_no_splitter(as_a_user):
+    model = BLLRegressor(**TINY, calibration=KFold(3))
+    for entrance in (lambda: model.fit(*sine(), validation_data=sine(20)), lambda: fit_with_validation(model)):
+        refused(r"(?s)calibration=KFold.*validation_data", entrance)
     noisy = fit_with_validation(BLLRegressor(**TINY, noise="input"))
     assert noisy.calibration_.head is not None
     tuned = fit_with_validation(BLLRegressor(**TINY, calibration="alpha"))
@@ -204,8 +200,7 @@ def test_settings_tell_what_every_auto_became_and_are_saved_with_the_model(kind,
     assert "auto" not in str(model.settings_)
     assert model.settings_.network.hidden == (4,)
     assert model.settings_.training.max_epochs == 2
-    model.save(tmp_path / "m")
-    again = lastlayer.load(tmp_path / "m", backbone=model.backbone)
+    again = reloaded(model, tmp_path, backbone=model.backbone)
     assert again.settings_ == model.settings_
     assert again.calibration == ("auto" if kind == "splitter" else model.calibration)  # a splitter is no part of a file
     X, _ = sine(7, seed=1)
@@ -218,9 +213,8 @@ def test_settings_say_what_was_done():
     assert (s.layer.noise, s.layer.noise_structure, s.place.dtype) == ("full", "full", "float32")
     trained = [member.network for member in model.members_ if member.family.trained]
     assert {p.dtype for network in trained for p in network.parameters()} == {torch.float32}
-    wanted = dict.fromkeys(s.ensemble.families, s.ensemble.n_members) | {
-        FOURIER: 1
-    }  # the process is one member, of every row
+    # the process is one member, of every row
+    wanted = dict.fromkeys(s.ensemble.families, s.ensemble.n_members) | {FOURIER: 1}
     assert Counter(member.family for member in model.members_) == wanted
     assert len(model.history_["nlml"]) == s.training.max_epochs
     assert model.history_["learning_rate"][0] == s.training.learning_rate
@@ -309,9 +303,12 @@ def test_what_auto_means(m, options, rows, what, n_members, wanted, splits):
     assert kinds(m, **options) == splits
 
 
-def test_a_backbone_holds_rows_out_once_where_there_are_enough():
+def test_own_networks_hold_rows_out_once_where_there_are_enough_and_see_their_inputs_as_they_are():
     assert [plan(m, backbone=nn.Linear(3, 2)).plan.rows for m in (19, 20)] == [None, "holdout"]
     assert kinds(40, 1, 4, 4, backbone=lambda: nn.Flatten(), n_members=2) == "rrrrr"
+    for encoding in ("auto", "raw"):
+        assert families(backbone=nn.Linear(3, 2), encoding=encoding) == PLAIN
+        assert families(backbone=nn.Linear(3, 2), hidden_prior=0.7, encoding=encoding) == GIVEN
 
 
 def test_validation_data_calibrate_a_mixture_whose_networks_see_every_row():
@@ -350,18 +347,11 @@ def test_the_more_rows_the_wider_the_hidden_layers():
 
 def test_a_source_has_the_widest_hidden_layers():
     """Its rows are not counted in advance, and are taken to be many."""
-    of_source = lambda **options: resolve(
-        BLLRegressor(**options).get_params(deep=False), Shape(None, validation=True), seed=0
-    )
-    source = of_source()
-    assert of_source(encoding="raw").ensemble.families == (NETWORK,)
-    assert source.network.hidden == (50, 50)
-    assert (source.ensemble.n_members, source.ensemble.families) == (1, (NETWORK,))
-    assert (source.plan, source.training.batch_size, source.training.early_stopping) == (
-        Plan("validation"),
-        4096,
-        False,
-    )
+    for options in ({}, {"encoding": "raw"}):
+        source = resolve(BLLRegressor(**options).get_params(deep=False), Shape(None, validation=True), seed=0)
+        assert (source.plan, source.network.hidden) == (Plan("validation"), (50, 50))
+        assert (source.ensemble.n_members, source.ensemble.families) == (1, (NETWORK,))
+        assert (source.training.batch_size, source.training.early_stopping) == (4096, False)
 
 
 def test_noise_may_depend_on_the_input_where_a_curve_is_calibrated_on_a_table():
@@ -445,8 +435,7 @@ def test_networks_have_the_activation_of_their_family_in_memory_and_in_files(ear
     X, y = sine(60)
     options = TrainingOptions(early_stopping=early_stopping)
     model = BLLRegressor(preset="fast", hidden=(3,), max_epochs=1, training=options, random_state=0).fit(X, y)
-    model.save(tmp_path / "m.lastlayer")
-    loaded = lastlayer.load(tmp_path / "m.lastlayer")
+    loaded = reloaded(model, tmp_path)
     for each in (model, loaded):
         networks = [member for member in each.members_ if member.family.trained]
         wanted = {"raw": "silu", "piecewise": "tanh"}
@@ -468,12 +457,6 @@ def test_without_inputs_passed_on_nothing_is_encoded():
     without, raw = families(input_skip=False), families(input_skip=False, encoding="raw")
     assert without == raw == (*NETWORKS, FOURIER)  # no linear members either
     assert families(input_skip=True) == families()
-
-
-def test_own_networks_see_their_inputs_as_they_are():
-    for encoding in ("auto", "raw"):
-        assert families(backbone=nn.Linear(3, 2), encoding=encoding) == PLAIN
-        assert families(backbone=nn.Linear(3, 2), hidden_prior=0.7, encoding=encoding) == GIVEN
 
 
 @pytest.mark.parametrize(
@@ -503,9 +486,6 @@ KINDS_OF_NETWORKS = [
 @pytest.mark.parametrize("family", [NETWORK, LINEAR, FOURIER, ADDITIVE, *(Network(*of) for of in KINDS_OF_NETWORKS)])
 def test_a_family_is_read_back_as_it_was_written(family):
     assert Family.parse(str(family)) == family
-
-
-def test_families_are_told_apart_by_their_encoding():
     assert (str(LINEAR), str(ADDITIVE)) == ("linear", "piecewise linear")
     assert str(Network(0.3, "piecewise")) == "piecewise network 0.3"
 

@@ -5,15 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from helpers import close, exact_layer, refused
+from helpers import close, exact_layer, refused, reloaded
 from torch import Tensor, nn
 
-import lastlayer
 from lastlayer import BLLRegressor, attach
 from lastlayer.bayes.features import affine_features
 from lastlayer.data.observe import Sum
 from lastlayer.data.sources import LoaderSource
-from lastlayer.errors import InputError
 from lastlayer.integrations.casadi import to_casadi
 from lastlayer.networks.feature_extractor import FeatureExtractor
 from lastlayer.online import OnlineModel
@@ -81,6 +79,9 @@ def test_dictionaries_with_ids_give_the_posterior_of_the_pooled_features(text):
     phi = network.features(**text)
     assert type(model) is BLLRegressor
     check(model, text, *by_hand(phi, y, phi))
+    w = torch.rand(M, generator=torch.Generator().manual_seed(2)) + 0.5  # entries of a dictionary have names
+    named = attach(network, LoaderSource([text | {"energy": y, "w": w}], targets="energy", weight="w"))
+    check(named, text, *by_hand(phi, y, phi, w))
 
 
 def test_every_token_is_a_row_and_padding_is_none(text):
@@ -90,22 +91,15 @@ def test_every_token_is_a_row_and_padding_is_none(text):
     mean, std = by_hand(phi[kept], y[kept], phi.flatten(0, 1))
     masked = attach(network, split(text, y))
     check(masked, text, mean.view(y.shape), std.view(y.shape))
-    # without a mask that the network is told of: NaN says the same
-    bare = nn.Sequential(network.embedding, network.body, network.head)
-    missing = attach(bare, [(text["input_ids"], y.where(kept[..., None], torch.nan))])
-    check(missing, text["input_ids"], mean.view(y.shape), std.view(y.shape))
-    weighted = attach(bare, [(text["input_ids"], y, kept.double())])
-    check(weighted, text["input_ids"], mean.view(y.shape), std.view(y.shape))
-
-
-def test_integer_targets_of_minus_100_are_ignored_and_shapes_return(text):
-    network = tokens(1)
-    y = (10 * noisy(network(**text).logits[..., 0])).round().long()
-    kept = text["attention_mask"] > 0
-    model = attach(network, split(text | {"attention_mask": torch.ones_like(kept).long()}, y.where(kept, -100)))
-    phi = network.features(**text)
-    mean, std = by_hand(phi[kept], y[kept][:, None].double(), phi.flatten(0, 1))
-    check(model, text, mean.view(M, TOKENS), std.view(M, TOKENS))
+    # without a mask that the network is told of: NaN says the same, as does a weight
+    bare, ids = nn.Sequential(network.embedding, network.body, network.head), text["input_ids"]
+    for batch in ((ids, y.where(kept[..., None], torch.nan)), (ids, y, kept.double())):
+        check(attach(bare, [batch]), ids, mean.view(y.shape), std.view(y.shape))
+    # and so do integer targets of -100
+    whole, t = text | {"attention_mask": torch.ones_like(kept).long()}, (10 * y[..., 0]).round().long()
+    one = tokens(1)
+    mean, std = by_hand(phi[kept], t[kept][:, None].double(), phi.flatten(0, 1))
+    check(attach(one, split(whole, t.where(kept, -100))), text, mean.view(M, TOKENS), std.view(M, TOKENS))
 
 
 class Two(nn.Module):
@@ -184,8 +178,7 @@ def test_it_does_what_fitted_models_do(text, tmp_path):
     mean, std = model.predict(text, return_std=True)
     np.testing.assert_allclose(held.predict(text, return_std=True)[1], std, rtol=1e-3)
     assert model.calibration_.lpd > model.calibration_.lpd_before
-    model.save(tmp_path / "m.lastlayer")
-    again = lastlayer.load(tmp_path / "m.lastlayer", backbone=FeatureExtractor(Tokens(2), "head"))
+    again = reloaded(model, tmp_path, backbone=FeatureExtractor(Tokens(2), "head"))
     np.testing.assert_array_equal(again.predict(text, return_std=True)[1], std)
     said = model.module()(**text)
     np.testing.assert_allclose(said["mean"], mean, rtol=1e-12)
@@ -232,44 +225,30 @@ def test_updates_are_one_attach_of_all_rows(text):
     np.testing.assert_allclose(model.predict(text), whole.predict(text), rtol=1e-5, atol=1e-6)
 
 
-def test_the_entries_of_a_dictionary_have_names(text):
-    network = tokens(2, pooled=True)
-    y, w = noisy(network(**text).logits), torch.rand(M, generator=torch.Generator().manual_seed(2)) + 0.5
-    batch = text | {"energy": y, "w": w}
-    phi = network.features(**text)
-    model = attach(network, LoaderSource([batch], targets="energy", weight="w"))
-    check(model, text, *by_hand(phi, y, phi, w))
-
-
 def test_what_is_wrong_with_batches_is_said(text, as_a_user):
     network = tokens(2)
     y = noisy(network(**text).logits)
-    tell = lambda told: pytest.raises(InputError, match=told)
-    with tell("'input_ids', 'attention_mask'.*in place of one with 'labels'.*targets=..."):
-        attach(network, [text])
-    with tell(r"shape \(40, 5, 6\) and the targets \(40, 2\).*200 positions.*pool the features"):
-        attach(network, split(text, y[:, 0], size=M))
-    with tell("gives 2 numbers, and the targets have 3"):
-        attach(network, split(text, torch.cat([y, y[..., :1]], -1)))
-    with tell("only a part of their targets"):
-        attach(network, split(text, y.where(torch.tensor([True, False]), torch.nan)))
-    with tell("y has NaN or infinite"):
-        attach(network, split(text, y / 0))
-    with tell(r"failed on X, given as integers.*X\.float"):
-        attach(nn.Linear(TOKENS, 1), [(text["input_ids"], y[:, 0, 0])], layer=None)
-    with tell("neither logits nor last_hidden_state"):
-        attach(nn.GRU(3, 4), [(torch.randn(4, 3), torch.randn(4))], layer=None)
-    with tell("'note' is a list, not a tensor"):
-        attach(network, [text | {"labels": y, "note": ["a", "b"]}])
-    with tell("2 inputs .*one tensor.*lastlayer.attach"):
-        BLLRegressor(hidden=(4,)).fit_source(LoaderSource(split(text, y[:, 0])))
+    apart = r"shape \(40, 5, 6\) and the targets \(40, 2\).*200 positions.*pool the features"
+    batches = {
+        "'input_ids', 'attention_mask'.*in place of one with 'labels'.*targets=...": [text],
+        apart: split(text, y[:, 0], size=M),
+        "gives 2 numbers, and the targets have 3": split(text, torch.cat([y, y[..., :1]], -1)),
+        "only a part of their targets": split(text, y.where(torch.tensor([True, False]), torch.nan)),
+        "y has NaN or infinite": split(text, y / 0),
+        "'note' is a list, not a tensor": [text | {"labels": y, "note": ["a", "b"]}],
+    }
+    for told, given in batches.items():
+        refused(told, attach, network, given)
+    linear, integers = nn.Linear(TOKENS, 1), [(text["input_ids"], y[:, 0, 0])]
+    refused(r"failed on X, given as integers.*X\.float", attach, linear, integers, layer=None)
+    pair = torch.randn(4, 3), torch.randn(4)
+    refused("neither logits nor last_hidden_state", attach, nn.GRU(3, 4), [pair], layer=None)
+    source = LoaderSource(split(text, y[:, 0]))
+    refused("2 inputs .*one tensor.*lastlayer.attach", BLLRegressor(hidden=(4,)).fit_source, source)
     model = attach(network, split(text, y))
-    with tell("attach.* again"):
-        model.fit(text, y)
-    with tell("y has 1 outputs, but the model was fitted to 2"):
-        model.update(text, y[..., 0])
-    with tell(r"joint\(X\)"):
-        model.predict(text, return_cov=True)
+    refused("attach.* again", model.fit, text, y)
+    refused("y has 1 outputs, but the model was fitted to 2", model.update, text, y[..., 0])
+    refused(r"joint\(X\)", model.predict, text, return_cov=True)
 
 
 class Bag(nn.Module):
@@ -320,8 +299,7 @@ def test_backbones_learn_from_ids_by_every_way(way, sentences, tmp_path):
     with torch.no_grad():
         said = model.module()(torch.tensor(ids))["var"]
     np.testing.assert_allclose(said[:, 0], model.predict(ids, return_std=True)[1] ** 2, rtol=1e-12)
-    model.save(tmp_path / "m.lastlayer")
-    again = lastlayer.load(tmp_path / "m.lastlayer", backbone=Bag())
+    again = reloaded(model, tmp_path, backbone=Bag())
     np.testing.assert_array_equal(again.predict(ids), model.predict(ids))
     assert (again.update(ids, y).predictive(ids, noise=False).affine_cost <= model.predictive(ids).affine_cost).all()
 
@@ -335,5 +313,5 @@ def test_integers_and_numbers_are_not_taken_for_each_other(sentences, as_a_user)
     refused(r"failed on X, given as integers.*X\.float", numbers.fit, ids, y)
     numbers.fit(ids.astype(float), y)  # columns of numbers are standardised, whatever type they have afterwards
     np.testing.assert_array_equal(numbers.predict(ids), numbers.predict(ids.astype(float)))
-    with pytest.raises(InputError, match="input_skip=True needs a table, but X has integers"):
-        BLLRegressor(backbone=Bag(), input_skip=True).fit(ids, y)
+    passed = BLLRegressor(backbone=Bag(), input_skip=True)
+    refused("input_skip=True needs a table, but X has integers", passed.fit, ids, y)

@@ -45,9 +45,9 @@ def main(arguments: list[str] | None = None) -> None:
         texts = {"tables.md": tables.as_markdown(summary), "scores.csv": tables.scores_csv(results)}
         runner.write_files(asked.out, texts, {"bo.png": tables.picture(summary)} if summary.ranked else {})
         for table in tables.TABLES:
-            runner.print_rows(table(summary))
+            print(runner.aligned(table(summary)))
 
-    runner.summarised(tasks, store, write, again=asked.again, processes=asked.processes)
+    runner.complete(tasks, store, write, again=asked.again, processes=asked.processes)
 
 
 if __name__ == "__main__":

@@ -67,12 +67,9 @@ def _ackley(seed: int) -> Evaluate:
     return _scaled(Ackley(20, bounds=[(-5.0, 10.0)] * 20))
 
 
-def _two(seed: int) -> Evaluate:
-    return _scaled(BraninCurrin())
-
-
 HARTMANN, FRONT = 3.32237, 59.36011874867746
-
+TWO = "two objectives; regret is the missing hypervolume"
+TIMED = "Hartmann6 with 2,000 observations: the time of one step"
 TURNED = "Hartmann6 of six orthogonal directions of [-1, 1]^200; every seed draws other directions"
 PROBLEMS = {
     problem.name: problem
@@ -81,18 +78,7 @@ PROBLEMS = {
         Problem("Hartmann6", "6 inputs", 6, 10, 50, lambda _: _scaled(Hartmann(6)), HARTMANN),
         Problem("Ackley20", "20 inputs in [-5, 10]: the best point is not the centre", 20, 20, 60, _ackley, 0.0),
         Problem("rotated200", TURNED, 200, 20, 60, _rotated, HARTMANN),
-        Problem(
-            "BraninCurrin", "two objectives; regret is the missing hypervolume", 2, 10, 30, _two, FRONT, (-18.0, -6.0)
-        ),
-        Problem(
-            "2,000 points",
-            "Hartmann6 with 2,000 observations: the time of one step",
-            6,
-            2000,
-            1,
-            lambda _: _scaled(Hartmann(6)),
-            HARTMANN,
-            timing=True,
-        ),
+        Problem("BraninCurrin", TWO, 2, 10, 30, lambda _: _scaled(BraninCurrin()), FRONT, (-18.0, -6.0)),
+        Problem("2,000 points", TIMED, 6, 2000, 1, lambda _: _scaled(Hartmann(6)), HARTMANN, timing=True),
     )
 }

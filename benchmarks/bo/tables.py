@@ -1,7 +1,8 @@
 """Median and quartiles of the regret, ranks, and seconds per step, as Markdown, CSV and a figure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -12,7 +13,7 @@ from numpy import ndarray
 
 from benchmarks.bo.methods import METHODS, Method, Result
 from benchmarks.bo.problems import PROBLEMS, Problem
-from benchmarks.runner import Rows, as_csv, markdown, rank
+from benchmarks.runner import Rows, as_csv, grouped, markdown, mean_ranks
 from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
 from lastlayer.studies.figures import STYLE
 
@@ -25,6 +26,11 @@ class Curves:
     seeds: tuple[int, ...]
     regret: Float[ndarray, "s n"]
     seconds: Float[ndarray, "s t"]
+
+    @classmethod
+    def of(cls, runs: Sequence[Result]) -> "Curves":
+        regret, seconds = (np.array([getattr(r, name) for r in runs]) for name in ("regret", "seconds"))
+        return cls(tuple(r.seed for r in runs), regret, seconds)
 
     def quartiles(self) -> Float[ndarray, "3 n"]:
         return np.asarray(np.quantile(self.regret, [0.25, 0.5, 0.75], axis=0))
@@ -42,83 +48,57 @@ class Summary:
     """Curves by problem and method; if runs differ in length, only the longest are used."""
 
     def __init__(self, results: Iterable[Result]) -> None:
-        found: dict[tuple[str, str], list[Result]] = {}
-        for result in sorted(results, key=lambda r: r.seed):
-            found.setdefault((result.problem, result.method), []).append(result)
-        self.curves: dict[tuple[str, str], Curves] = {}
-        for (problem, method), every in found.items():
-            longest = max(len(r.regret) for key, rs in found.items() if key[0] == problem for r in rs)
-            if kept := [r for r in every if len(r.regret) == longest]:
-                regret, seconds = (np.array([getattr(r, name) for r in kept]) for name in ("regret", "seconds"))
-                self.curves[problem, method] = Curves(tuple(r.seed for r in kept), regret, seconds)
-        problems, methods = ({key[i] for key in self.curves} for i in range(2))
-        self.problems: list[Problem] = [problem for name, problem in PROBLEMS.items() if name in problems]
+        by_problem = grouped(sorted(results, key=lambda r: r.seed), lambda r: r.problem)
+        self.problems: list[Problem] = [problem for name, problem in PROBLEMS.items() if name in by_problem]
+        self.curves: dict[str, dict[str, Curves]] = {}
+        for problem in self.problems:
+            longest = max(len(r.regret) for r in by_problem[problem.name])
+            own = grouped([r for r in by_problem[problem.name] if len(r.regret) == longest], lambda r: r.method)
+            self.curves[problem.name] = {name: Curves.of(own[name]) for name in METHODS if name in own}
+        methods = {method for own in self.curves.values() for method in own}
         self.methods: list[Method] = [method for name, method in METHODS.items() if name in methods]
 
     @property
     def ranked(self) -> list[Problem]:
         return [problem for problem in self.problems if not problem.timing]
 
-    def of(self, problem: Problem, method: Method) -> Curves | None:
-        return self.curves.get((problem.name, method.name))
-
     def ranks(self, problem: Problem) -> dict[str, float]:
         """Rank of the final regret among the methods, averaged over the seeds that all of them have; 1 is best."""
-        finals = {m.name: c.final for m in self.methods if (c := self.of(problem, m)) is not None}
-        seeds = set.intersection(*map(set, finals.values())) if finals else set()
-        if not seeds:
-            return {}
-        each = [rank([final[seed] for final in finals.values()]) for seed in sorted(seeds)]
-        return dict(zip(finals, np.mean(each, axis=0).tolist(), strict=True))
+        finals = {name: curves.final for name, curves in self.curves[problem.name].items()}
+        seeds = sorted(set.intersection(*map(set, finals.values())))
+        return mean_ranks([{name: final[seed] for name, final in finals.items()} for seed in seeds])
 
     def average_ranks(self) -> dict[str, float]:
         """Average the ranks over the ranked problems that every method has finished."""
         complete = [row for p in self.ranked if len(row := self.ranks(p)) == len(self.methods)]
         return {m.name: float(np.mean([row[m.name] for row in complete])) for m in self.methods} if complete else {}
 
-
-def _table(
-    title: str, summary: Summary, problems: list[Problem], cell: Callable[[Problem, Method], str | None]
-) -> Rows:
-    """A row for each method, a column for each problem."""
-    rows = [[method.name, *(cell(problem, method) or "-" for problem in problems)] for method in summary.methods]
-    return [[title, *(problem.name for problem in problems)], *rows]
+    def table(self, title: str, columns: Mapping[str, Mapping[str, Any]], cell: Callable[[Any], str]) -> Rows:
+        """A row for each method; "-" where a column has nothing of it."""
+        texts = [{name: cell(value) for name, value in column.items()} for column in columns.values()]
+        return [[title, *columns], *([m.name, *(column.get(m.name, "-") for column in texts)] for m in self.methods)]
 
 
 def regret_table(summary: Summary) -> Rows:
-    def cell(problem: Problem, method: Method) -> str | None:
-        curves = summary.of(problem, method)
-        return None if curves is None else "{1:.3g} ({0:.2g}, {2:.2g})".format(*curves.quartiles()[:, -1])
-
-    average = summary.average_ranks()
-    last = ["rank", *(f"{average[method.name]:.2f}" if average else "-" for method in summary.methods)]
-    rows = _table("last regret", summary, summary.ranked, cell)
-    return [[*row, end] for row, end in zip(rows, last, strict=True)]
+    last = {problem.name: summary.curves[problem.name] for problem in summary.ranked}
+    rows = summary.table("last regret", last, lambda c: "{1:.3g} ({0:.2g}, {2:.2g})".format(*c.quartiles()[:, -1]))
+    ranks = summary.table("", {"rank": summary.average_ranks()}, "{:.2f}".format)
+    return [[*row, rank] for row, (_, rank) in zip(rows, ranks, strict=True)]
 
 
 def rank_table(summary: Summary) -> Rows:
-    ranks = {problem.name: summary.ranks(problem) for problem in summary.ranked}
-
-    def cell(problem: Problem, method: Method) -> str | None:
-        own = ranks[problem.name].get(method.name)
-        return None if own is None else f"{own:.2f}"
-
-    return _table("rank", summary, summary.ranked, cell)
+    return summary.table("rank", {p.name: summary.ranks(p) for p in summary.ranked}, "{:.2f}".format)
 
 
 def seconds_table(summary: Summary) -> Rows:
-    def cell(problem: Problem, method: Method) -> str | None:
-        curves = summary.of(problem, method)
-        return None if curves is None else f"{curves.seconds_a_step:.2f}"
-
-    return _table("seconds per step", summary, summary.problems, cell)
+    return summary.table("seconds per step", summary.curves, lambda c: f"{c.seconds_a_step:.2f}")
 
 
 TABLES = (regret_table, rank_table, seconds_table)
 
 
 def as_markdown(summary: Summary) -> str:
-    seeds = {len(c.seeds) for c in summary.curves.values()}
+    seeds = {len(c.seeds) for own in summary.curves.values() for c in own.values()}
     count = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else str(max(seeds, default=0))
     ranks = "Ranks are of the final regret, per seed, averaged over seeds and then over problems; 1 is best."
     lines = ["# Bayesian optimisation", "", f"Median (quartiles) over {count} seeds. {ranks}"]
@@ -145,7 +125,7 @@ def picture(summary: Summary) -> Figure:
         figure = Figure(figsize=(2.6 * columns, 2.1 * lines), layout="constrained")
         axes = figure.subplots(lines, columns, squeeze=False).flatten()
         for ax in axes[len(shown) + 1 :]:
-            ax.set_visible(False)
+            ax.remove()
         for ax, problem in zip(axes, shown, strict=False):
             _regret(ax, summary, problem)
         _seconds(axes[len(shown)], summary, shown)
@@ -155,25 +135,18 @@ def picture(summary: Summary) -> Figure:
 
 
 def _regret(ax: Axes, summary: Summary, problem: Problem) -> None:
-    for method in summary.methods:
-        curves = summary.of(problem, method)
-        if curves is None:
-            continue
+    for name, curves in summary.curves[problem.name].items():
         low, middle, high = np.maximum(curves.quartiles()[:, problem.n_initial - 1 :], FLOOR)
         steps = problem.n_initial + np.arange(len(middle))
-        ax.plot(steps, middle, color=COLOURS[method.name], label=method.name)
-        ax.fill_between(steps, low, high, color=COLOURS[method.name], alpha=0.15, lw=0)
-    ax.set_yscale("log")
-    ax.set_title(problem.name)
-    ax.set_xlabel("evaluations")
-    ax.set_ylabel("missing hypervolume" if problem.reference else "simple regret")
+        ax.plot(steps, middle, color=COLOURS[name], label=name)
+        ax.fill_between(steps, low, high, color=COLOURS[name], alpha=0.15, lw=0)
+    ylabel = "missing hypervolume" if problem.reference else "simple regret"
+    ax.set(yscale="log", title=problem.name, xlabel="evaluations", ylabel=ylabel)
 
 
 def _seconds(ax: Axes, summary: Summary, shown: list[Problem]) -> None:
-    for method in summary.methods:
-        each = [summary.of(problem, method) for problem in shown]
-        seconds = [np.nan if curves is None else max(curves.seconds_a_step, 1e-4) for curves in each]
-        ax.plot(range(len(shown)), seconds, "o", color=COLOURS[method.name], ms=4)
-    ax.set_yscale("log")
+    for i, problem in enumerate(shown):
+        for name, curves in summary.curves[problem.name].items():
+            ax.plot(i, max(curves.seconds_a_step, 1e-4), "o", color=COLOURS[name], ms=4)
+    ax.set(yscale="log", title="seconds per step")
     ax.set_xticks(range(len(shown)), [problem.name for problem in shown], rotation=30, ha="right", fontsize=6.5)
-    ax.set_title("seconds per step")

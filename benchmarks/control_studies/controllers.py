@@ -9,16 +9,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-from benchmarks.control_studies.reactor import (
-    COOLANT,
-    COOLANT_START,
-    LIMIT,
-    STEP_MIN,
-    WANTED,
-    Reactor,
-    State,
-    runge_kutta,
-)
+from benchmarks.control_studies import reactor
 from lastlayer.dynamics import DynamicsModel, Episode, Lags
 from lastlayer.errors import need
 from lastlayer.estimators.regressor import BLLRegressor
@@ -48,7 +39,7 @@ class Timed:
     seconds: list[float] = field(default_factory=list)
     unsolved: int = 0
 
-    def __call__(self, measured: State) -> float:
+    def __call__(self, measured: reactor.State) -> float:
         start = time.perf_counter()
         u = float(self.controller.make_step(measured)[0])
         self.seconds.append(time.perf_counter() - start)
@@ -56,7 +47,7 @@ class Timed:
         return u
 
     def reset(self) -> None:
-        self.controller.reset(np.array([COOLANT_START]))
+        self.controller.reset(np.array([reactor.COOLANT_START]))
 
 
 def make_controller(kind: str, dynamics: DynamicsModel, *, horizon: int = HORIZON) -> Timed:
@@ -64,19 +55,19 @@ def make_controller(kind: str, dynamics: DynamicsModel, *, horizon: int = HORIZO
     model = true_model() if kind == "true plant" else to_do_mpc(dynamics)
     model.setup()
     mpc = need("do_mpc", extra="control").controller.MPC(model)
-    mpc.settings.n_horizon, mpc.settings.t_step, mpc.settings.store_full_solution = horizon, STEP_MIN, False
+    mpc.settings.n_horizon, mpc.settings.t_step, mpc.settings.store_full_solution = horizon, reactor.STEP_MIN, False
     quiet = {"ipopt.print_level": 0, "print_time": 0, "ipopt.sb": "yes"}
     mpc.settings.nlpsol_opts = quiet | {"ipopt.max_iter": 100, "expand": True}
-    error = 100 * (model.x["y"][0] - WANTED) ** 2
+    error = 100 * (model.x["y"][0] - reactor.WANTED) ** 2
     mpc.set_objective(mterm=error, lterm=error)
     mpc.set_rterm(u=1e-3)
-    mpc.bounds["lower", "_u", "u"], mpc.bounds["upper", "_u", "u"] = COOLANT
+    mpc.bounds["lower", "_u", "u"], mpc.bounds["upper", "_u", "u"] = reactor.COOLANT
     mpc.scaling["_x", "y"] = np.array([1.0, 300.0])
     if kind in ("true plant", "plain network"):
-        upper = LIMIT - (MARGIN if kind == "true plant" else 0.0)
+        upper = reactor.LIMIT - (MARGIN if kind == "true plant" else 0.0)
         chance_constraint(mpc, 1, upper=upper, probability=0.5, penalty=PENALTY)
         return Timed(Certain(mpc))
-    chance_constraint(mpc, 1, upper=LIMIT, probability=PROBABILITY, penalty=PENALTY)
+    chance_constraint(mpc, 1, upper=reactor.LIMIT, probability=PROBABILITY, penalty=PENALTY)
     if kind == "chance and trust":
         trust_constraint(mpc, trust_limit(dynamics, TRUST_QUANTILE), penalty=TRUST_PENALTY)
     return Timed(Controller(mpc, dynamics, noise="measurement", steps=BACK_OFF_STEPS))
@@ -93,7 +84,7 @@ class Certain:
         self.mpc.reset_history()
         self.mpc.u0, self._started = before.reshape(-1, 1), False
 
-    def make_step(self, state: State) -> Float[ndarray, " d"]:
+    def make_step(self, state: reactor.State) -> Float[ndarray, " d"]:
         x0 = np.asarray(state, float).reshape(-1, 1)
         if not self._started:
             self.mpc.x0 = x0
@@ -105,7 +96,7 @@ class Certain:
 
 def true_model(substeps: int = 10) -> Any:
     """Make a model from the plant itself instead of the learned dynamics."""
-    ca, plant = need("casadi", extra="control"), Reactor()
+    ca, plant = need("casadi", extra="control"), reactor.Reactor()
     model = need("do_mpc", extra="control").model.Model("discrete", "MX")
     y, u = model.set_variable("_x", "y", (2, 1)), model.set_variable("_u", "u", (1, 1))
     model.set_variable("_tvp", "predicted_std", (2, 1))
@@ -115,5 +106,5 @@ def true_model(substeps: int = 10) -> Any:
         heating = plant.heat_k_l_per_mol * rate + plant.cooling_per_min * (u - x[1])
         return ca.vertcat(1 - x[0] - rate, plant.feed_k - x[1] + heating)
 
-    model.set_rhs("y", runge_kutta(slope, y, STEP_MIN, substeps))
+    model.set_rhs("y", reactor.runge_kutta(slope, y, reactor.STEP_MIN, substeps))
     return model

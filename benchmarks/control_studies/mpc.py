@@ -13,20 +13,8 @@ import torch
 from matplotlib.figure import Figure
 from numpy import ndarray
 
-from benchmarks.control_studies import controllers
+from benchmarks.control_studies import controllers, reactor
 from benchmarks.control_studies.controllers import HORIZON, KINDS, Timed, learn, make_controller
-from benchmarks.control_studies.reactor import (
-    INTERLOCK,
-    LIMIT,
-    NOISE_STD,
-    RUN_STEPS,
-    STEP_MIN,
-    WANTED,
-    Run,
-    closed_loop,
-    experiments,
-    starts,
-)
 from benchmarks.runner import helpful, markdown, options_of, write_files
 from lastlayer.dynamics import DynamicsModel, Episode
 from lastlayer.integrations.do_mpc import trust_limit
@@ -35,7 +23,7 @@ from lastlayer.plots.drawing import BLUE, GREEN, GREY, ORANGE
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    runs: list[Run]
+    runs: list[reactor.Run]
     seconds: ndarray  # wall seconds of every step, including propagation of the covariance
     unsolved: int
 
@@ -52,17 +40,22 @@ class Result:
 
 def run_controller(kind: str, controller: Timed, numbers: Sequence[int], steps: int) -> Result:
     """Run closed loops from the given starts; all controllers get the same noise, except the true plant's."""
-    noise_std, runs = np.zeros(2) if kind == "true plant" else NOISE_STD, []
+    noise_std, runs = np.zeros(2) if kind == "true plant" else reactor.NOISE_STD, []
     for i in numbers:
         controller.reset()
-        runs.append(closed_loop(controller, starts()[i], seed=i, steps=steps, noise_std=noise_std))
+        runs.append(reactor.closed_loop(controller, reactor.starts()[i], seed=i, steps=steps, noise_std=noise_std))
     return Result(runs, np.array(controller.seconds), controller.unsolved)
 
 
 def run(
-    folder: Path, starts: int, max_epochs: int, n_experiments: int = 30, steps: int = RUN_STEPS, horizon: int = HORIZON
+    folder: Path,
+    starts: int,
+    max_epochs: int,
+    n_experiments: int = 30,
+    steps: int = reactor.RUN_STEPS,
+    horizon: int = HORIZON,
 ) -> str:
-    episodes = experiments(n_experiments)
+    episodes = reactor.experiments(n_experiments)
     dynamics = learn(episodes, max_epochs=max_epochs)
     print(f"learned: {dynamics.regressor_.calibration_}", flush=True)
     results = {}
@@ -81,10 +74,10 @@ def report(results: dict[str, Result]) -> str:
     head = [*columns, "median ms per step", "slowest ms", "unsolved steps"]
     runs = next(iter(results.values())).runs
     notes = (
-        f"{len(runs)} runs of {len(runs[0].coolant)} steps of {STEP_MIN} min, limit {LIMIT:.0f} K, target "
-        f"concentration {WANTED} mol/l. All controllers get the same starts and noise; the true plant's controller "
-        f"knows the plant and its state exactly. Chance constraints at "
-        f"{controllers.PROBABILITY:.0%}, back-off over {controllers.BACK_OFF_STEPS} steps; trust limit at the "
+        f"{len(runs)} runs of {len(runs[0].coolant)} steps of {reactor.STEP_MIN} min, limit {reactor.LIMIT:.0f} K, "
+        f"target concentration {reactor.WANTED} mol/l. All controllers get the same starts and noise; the true plant's "
+        f"controller knows the plant and its state exactly. Chance constraints at {controllers.PROBABILITY:.0%}, "
+        f"back-off over {controllers.BACK_OFF_STEPS} steps; trust limit at the "
         f"{controllers.TRUST_QUANTILE:.0%} quantile of the training points' affine cost."
     )
     return f"{markdown([head, *([kind, *result.cells()] for kind, result in results.items())])}\n\n{notes}"
@@ -95,13 +88,13 @@ def over_time(results: dict[str, Result]) -> Figure:
     axes = figure.subplots(2, len(results), sharex=True, sharey="row", squeeze=False)
     for (kind, result), (top, bottom) in zip(results.items(), axes.T, strict=True):
         for one in result.runs:
-            t = STEP_MIN * np.arange(len(one.states))
+            t = reactor.STEP_MIN * np.arange(len(one.states))
             hot = one.violations.any()
             for ax, values in ((top, one.states[:, 1]), (bottom, one.states[:, 0])):
                 ax.plot(t, values, color=ORANGE if hot else BLUE, lw=0.8, alpha=0.7)
-        top.axhline(LIMIT, color="black", lw=1.2)
-        top.axhline(INTERLOCK, color=GREY, lw=1.0, ls="--")
-        bottom.axhline(WANTED, color=GREEN, lw=1.2, ls="--")
+        top.axhline(reactor.LIMIT, color="black", lw=1.2)
+        top.axhline(reactor.INTERLOCK, color=GREY, lw=1.0, ls="--")
+        bottom.axhline(reactor.WANTED, color=GREEN, lw=1.2, ls="--")
         top.set_title(f"{kind}: {result.runs_violated} of {len(result.runs)} runs too hot", fontsize=9)
         bottom.set_xlabel("minutes")
     axes[0, 0].set(ylabel="temperature / K", ylim=(310, 400))
@@ -126,7 +119,7 @@ def in_the_plane(results: dict[str, Result], dynamics: DynamicsModel, episodes: 
         ax.plot(*measured.T, ".", color=BLUE, ms=1.5, alpha=0.5)
         for one in result.runs:
             ax.plot(*one.states.T, color=ORANGE, lw=0.8, alpha=0.8)
-        ax.axhline(LIMIT, color="black", lw=1.2)
+        ax.axhline(reactor.LIMIT, color="black", lw=1.2)
         ax.set(title=kind, xlabel="concentration / mol/l", xlim=(0.2, 1.0), ylim=(310, 370))
         ax.title.set_fontsize(9)
     axes[0].set_ylabel("temperature / K")

@@ -52,11 +52,6 @@ class Budget:
     n_members: int = 5
     max_epochs: int = 500
 
-    @property
-    def validation_horizon(self) -> int:
-        """Horizon on validation episodes, such that each gives one window."""
-        return self.train_steps - LAGS.first
-
 
 @dataclass(frozen=True)
 class Data:
@@ -81,10 +76,8 @@ class Data:
 
 @dataclass(frozen=True)
 class Row:
-    one_inside: StepScores
-    one_outside: StepScores
-    many_inside: StepScores
-    many_outside: StepScores
+    one: tuple[StepScores, StepScores]  # inside the training amplitude, and outside
+    many: tuple[StepScores, StepScores]
     rollout: Rollout  # rollout of a test episode outside the training amplitude
     by: Propagation
 
@@ -113,8 +106,8 @@ def score(model: DynamicsModel, data: Data, budget: Budget, by: Propagation) -> 
     """Score one step and many steps ahead; this plant has measurement noise, which does not move the discs."""
     many = lambda episodes: multi_step_scores(model, episodes, budget.horizon, by=by, noise="measurement")
     (inside, _), (outside, rollout) = many(data.inside), many(data.outside)
-    one = lambda episodes: one_step_scores(model, episodes)
-    return Row(one(data.inside), one(data.outside), inside, outside, rollout, by)
+    one = one_step_scores(model, data.inside), one_step_scores(model, data.outside)
+    return Row(one, (inside, outside), rollout, by)
 
 
 def run(folder: Path, seeds: Sequence[int], budget: Budget) -> str:
@@ -122,10 +115,11 @@ def run(folder: Path, seeds: Sequence[int], budget: Budget) -> str:
     ways: dict[str, list[Row]] = {}
     every = {seed: Data.of(budget, seed) for seed in seeds}
     words: dict[str, Any] = {"candidates": tuple(WAYS.values()), "noise": "measurement"}
+    validation = budget.train_steps - LAGS.first  # horizon on validation episodes, such that each gives one window
     for seed, data in every.items():
         for name, (regressor, tuned) in models(budget, seed).items():
             model = fit(regressor, tuned, data)
-            best = best_propagation(model, data.validation, budget.validation_horizon, **words)
+            best = best_propagation(model, data.validation, validation, **words)
             rows.setdefault(name, []).append(score(model, data, budget, best))
             if name == "BLL":
                 for way, by in WAYS.items():
@@ -135,7 +129,7 @@ def run(folder: Path, seeds: Sequence[int], budget: Budget) -> str:
     outputs = LAGS.windows(every[seeds[0]].outside, budget.horizon).outputs
     shown = {name: rows[name][0].rollout for name in ("BLL", "BLR, alpha*", "linear")}
     around = trajectories(shown, outputs, around_mean=True, names=NAMES, xlabel="steps of 0.1 s")
-    by_step = density_by_step({name: rows[name][0].many_outside.lpd_by_step for name in rows})
+    by_step = density_by_step({name: rows[name][0].many[1].lpd_by_step for name in rows})
     write_files(folder, {"spring.md": text + "\n"}, {"spring-trajectory.png": around, "spring-lpd.png": by_step})
     return text
 
@@ -146,21 +140,21 @@ def report(rows: dict[str, list[Row]], ways: dict[str, list[Row]], budget: Budge
     mean = lambda of: lambda row: f"{np.mean([of(r) for r in row]):.3g}"
     each = lambda of: lambda row: " / ".join(f"{of(r):.2f}" for r in row)
     columns: dict[str, Callable[[list[Row]], str]] = {
-        "LPD, 1 step, inside": mean(lambda r: r.one_inside.lpd),
-        "LPD, 1 step, outside": each(lambda r: r.one_outside.lpd),
-        "in 90%, 1 step, outside": mean(lambda r: r.one_outside.coverage),
-        f"LPD, {h} steps, inside": mean(lambda r: r.many_inside.lpd),
-        f"LPD, {h} steps, outside": each(lambda r: r.many_outside.lpd),
-        f"in 90%, {h} steps, inside": each(lambda r: r.many_inside.coverage),
-        f"in 90%, {h} steps, outside": each(lambda r: r.many_outside.coverage),
-        f"RMSE, {h} steps, outside": mean(lambda r: float(np.sqrt(np.mean(r.many_outside.rmse**2)))),
+        "LPD, 1 step, inside": mean(lambda r: r.one[0].lpd),
+        "LPD, 1 step, outside": each(lambda r: r.one[1].lpd),
+        "in 90%, 1 step, outside": mean(lambda r: r.one[1].coverage),
+        f"LPD, {h} steps, inside": mean(lambda r: r.many[0].lpd),
+        f"LPD, {h} steps, outside": each(lambda r: r.many[1].lpd),
+        f"in 90%, {h} steps, inside": each(lambda r: r.many[0].coverage),
+        f"in 90%, {h} steps, outside": each(lambda r: r.many[1].coverage),
+        f"RMSE, {h} steps, outside": mean(lambda r: float(np.sqrt(np.mean(r.many[1].rmse ** 2)))),
     }
     chosen = lambda row: " / ".join(next(name for name, by in WAYS.items() if by == r.by) for r in row)
     notes = [
         f"Means over {seeds} seeds of data and networks, or one number per seed. LPD: summed over the angles, in rad.",
         f"Noise of the angles {NOISE_STD} rad; {budget.train_episodes} episodes of {budget.train_steps} steps for "
-        f"training, {budget.test_episodes} of {h} for testing, 3 of {budget.validation_horizon} to choose the "
-        "propagation.",
+        f"training, {budget.test_episodes} of {h} for testing, 3 of "
+        f"{budget.train_steps - LAGS.first} to choose the propagation.",
     ]
     parts = [_table("model", rows, columns | {"propagation": chosen}), f"BLL, {h} steps ahead, by propagation:"]
     later = {name: of for name, of in columns.items() if f"{h} steps" in name}

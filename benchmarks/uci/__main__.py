@@ -85,10 +85,10 @@ def main(arguments: list[str] | None = None) -> None:
         for kind in summary.kinds:
             for name in tables.RANKED:
                 (title, *head), *rows = tables.score_table(summary, kind, name)
-                runner.print_rows([[f"{title}, {kind} splits", *head], *rows])
+                print(runner.aligned([[f"{title}, {kind} splits", *head], *rows]))
             print(f"  {tables.splits_note(summary, kind)}")
 
-    runner.summarised(jobs(found, methods, kinds, splits, device), store, write, again=asked.again)
+    runner.complete(jobs(found, methods, kinds, splits, device), store, write, again=asked.again)
 
 
 def _device(name: str) -> str:

@@ -1,14 +1,15 @@
 """Quantiles by gradient boosting: one of scikit-learn's models per level, or one of chimeraboost for all."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy import ndarray
 from sklearn.ensemble import HistGradientBoostingRegressor
+from sklearn.metrics import mean_pinball_loss, mean_squared_error
 
-from benchmarks.uci.protocol import Predict, Quantiles, Task, hold_out, pinball
+from benchmarks.uci.protocol import Predict, Quantiles, Task, hold_out
 
 LEVELS = np.array([0.025, *np.linspace(0.05, 0.95, 19), 0.975])
 TRIED_LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)  # levels by which the configuration is chosen
@@ -55,10 +56,7 @@ def _model(shape: tuple[int, int], trees: int, seed: int, level: float | None) -
 def _staged(fit: _Part, held: _Part, shape: tuple[int, int], seed: int, level: float | None) -> tuple[float, int]:
     """Lowest held-out loss and the corresponding number of trees."""
     model = _model(shape, TREES, seed, level).fit(*fit)
-    losses = [_loss(np.asarray(p, float), held[1], level) for p in model.staged_predict(held[0])]
+    loss = mean_squared_error if level is None else partial(mean_pinball_loss, alpha=level)
+    losses = [loss(held[1], prediction) for prediction in model.staged_predict(held[0])]
     best = int(np.argmin(losses))
     return losses[best], best + 1
-
-
-def _loss(prediction: Float[ndarray, " m"], y: Float[ndarray, " m"], level: float | None) -> float:
-    return float(np.square(prediction - y).mean()) if level is None else pinball(prediction, y, level)

@@ -1,6 +1,5 @@
 """Tables of a folder and the splits of their rows: those given with the data, and the outer ones."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,17 +96,18 @@ def _load_npz(path: Path) -> Table:
 
 def _load_csv(path: Path) -> Table:
     """Load a CSV file; the last column is the target, a non-numeric first line is a header."""
-    with path.open(newline="") as file:
-        lines = [line for line in csv.reader(file) if line]
+    with path.open() as file:
+        first = file.readline()
     try:
-        [float(cell) for cell in lines[0]]
-    except (ValueError, IndexError):
-        lines = lines[1:]
+        _ = [float(cell) for cell in first.split(",")]
+        n_head = 0
+    except ValueError:
+        n_head = 1
     try:
-        values = np.array(lines, dtype=float)
+        values = np.loadtxt(path, delimiter=",", skiprows=n_head, quotechar='"', ndmin=2)
     except ValueError as error:
         raise InputError(f"{path.name} must contain only numbers below an optional header: {error}") from error
-    if values.ndim != 2 or values.shape[1] < 2:
+    if values.shape[1] < 2:
         raise InputError(f"{path.name} needs rows of at least two columns, the last of them the target")
     _check(path.name, values[:, :-1], values[:, -1])
     return Table(path.stem, values[:, :-1], values[:, -1])

@@ -1,15 +1,17 @@
-"""Gaussian processes by GPyTorch: exact up to a number of rows, with inducing points above."""
+"""Gaussian processes by GPyTorch, exact up to a number of rows and with inducing points above, or by scikit-learn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
 from benchmarks.uci.protocol import Gaussians, Predict, Task
-from benchmarks.uci.stacks import Scaler
+from benchmarks.uci.stacks import Standard, standardised
 
 EXACT_ROWS = 10_000  # above this many rows: inducing points
 PRETRAINING_ROWS = 3_000
@@ -20,72 +22,90 @@ LEAST_NOISE = 1e-6
 INDUCING, SPARSE_EPOCHS, SPARSE_BATCH, SPARSE_RATE = 500, 100, 1024, 1e-2
 
 
-Process = Callable[[Tensor], tuple[Tensor, Tensor]]  # mean and variance of standardised targets at standardised inputs
+@partial(standardised, dtype=torch.float64)
+def gaussian_process(x: Tensor, t: Tensor, task: Task) -> Standard:
+    from gpytorch import settings  # type: ignore[import-not-found, unused-ignore]
 
-
-def gaussian_process(X: ndarray, y: ndarray, task: Task) -> Predict:
-    import gpytorch  # type: ignore[import-not-found, unused-ignore]
-
-    dtype = torch.float64
-    scaler = Scaler.fit(X, y)
-    x, t = scaler.inputs(X, task.device, dtype), scaler.targets(y, task.device, dtype)
-    with gpytorch.settings.max_cholesky_size(EXACT_ROWS), torch.random.fork_rng(devices=[]):
+    with settings.max_cholesky_size(EXACT_ROWS), torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         process = (_exact if len(x) <= EXACT_ROWS else _sparse)(x, t)
 
-    def predict(X: ndarray) -> Gaussians:
-        settings = gpytorch.settings
+    def predict(x: Tensor) -> tuple[Tensor, Tensor]:
         with settings.max_cholesky_size(EXACT_ROWS), settings.fast_pred_var(), torch.no_grad():
-            mean, var = process(scaler.inputs(X, task.device, dtype))
-        return Gaussians(scaler.mean(mean)[None], scaler.var(var)[None])
+            return process(x)
 
-    predict(X[:1])  # the factorisation of the first prediction counts as part of the fit
+    predict(x[:1])  # the factorisation of the first prediction counts as part of the fit
     return predict
 
 
-def _model(kind: Any, n_inputs: int, given: Callable[[Any], tuple[Any, ...]]) -> Any:
-    """A model of GPyTorch of that kind, with a constant mean and the kernel; `given` makes what it starts from."""
-    import gpytorch
+def gaussians_of(process: Any) -> Predict:
+    """The prediction of a fitted process of scikit-learn."""
 
-    class Model(kind):  # type: ignore[misc, unused-ignore]
+    def predict(X: ndarray) -> Gaussians:
+        mean, std = process.predict(X, return_std=True)
+        return Gaussians(mean[None], np.square(std)[None])
+
+    return predict
+
+
+def process_of(kind: Any, kernel: Any, given: Callable[[Any], tuple[Any, ...]], *, gradients: bool = False) -> Any:
+    """A model of GPyTorch with a constant mean and a scaled kernel; `given` makes what it starts from."""
+    from gpytorch import distributions, kernels, means
+
+    mean = means.ConstantMeanGrad() if gradients else means.ConstantMean()
+    normal = distributions.MultitaskMultivariateNormal if gradients else distributions.MultivariateNormal
+
+    class Process(kind):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__(*given(self))
-            kernel = gpytorch.kernels.MaternKernel(nu=2.5, ard_num_dims=n_inputs)
-            self.mean_module, self.covar_module = gpytorch.means.ConstantMean(), gpytorch.kernels.ScaleKernel(kernel)
+            self.mean_module, self.covar_module = mean, kernels.ScaleKernel(kernel)
 
         def forward(self, x: Tensor) -> Any:
-            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+            return normal(self.mean_module(x), self.covar_module(x))
 
-    return Model()
-
-
-class _Climb:
-    """Adam with a cosine schedule on an objective."""
-
-    def __init__(self, parameters: Any, rate: float, length: int) -> None:
-        self.adam = torch.optim.Adam(parameters, lr=rate)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.adam, length, rate / 100)
-
-    def step(self, loss: Tensor) -> None:
-        self.adam.zero_grad()
-        loss.backward()
-        self.adam.step()
+    return Process()
 
 
-def _exact(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
+def variational_process(points: Tensor, kernel: Any) -> Any:
+    from gpytorch import models, variational
+
+    distribution = variational.CholeskyVariationalDistribution(len(points))
+    strategy = lambda model: (variational.VariationalStrategy(model, points, distribution),)
+    return process_of(models.ApproximateGP, kernel, strategy)
+
+
+def _kernel(x: Tensor) -> Any:
+    from gpytorch.kernels import MaternKernel
+
+    return MaternKernel(nu=2.5, ard_num_dims=x.shape[1])
+
+
+def _climb(
+    parameters: Any, loss: Callable[[Tensor], Tensor], batches: Callable[[], Sequence[Tensor]], rate: float, epochs: int
+) -> None:
+    """Adam with a cosine schedule, on batches of rows."""
+    adam = torch.optim.Adam(parameters, lr=rate)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, epochs, rate / 100)
+    for _ in range(epochs):
+        for rows in batches():
+            adam.zero_grad()
+            loss(rows).backward()
+            adam.step()
+        schedule.step()
+
+
+def _exact(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Standard:
     import gpytorch
 
     likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(LEAST_NOISE))
-    model = _model(gpytorch.models.ExactGP, x.shape[1], lambda _: (x, t, likelihood)).to(x)
+    model = process_of(gpytorch.models.ExactGP, _kernel(x), lambda _: (x, t, likelihood)).to(x)
     objective = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
+    loss = lambda rows: -objective(model(x[rows]), t[rows])
 
     def climb(rows: Tensor, iterations: int) -> None:
         model.train()
         model.set_train_data(x[rows], t[rows], strict=False)
-        climbing = _Climb(model.parameters(), RATE, iterations)
-        for _ in range(iterations):
-            climbing.step(-objective(model(x[rows]), t[rows]))
-            climbing.schedule.step()
+        _climb(model.parameters(), loss, lambda: [rows], RATE, iterations)
 
     order = torch.randperm(len(x)).to(x.device)
     climb(order[:PRETRAINING_ROWS], ITERATIONS)
@@ -100,21 +120,17 @@ def _exact(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
     return process
 
 
-def _sparse(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Process:
+def _sparse(x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Standard:
     """Fit by stochastic variational inference; inducing points start at random rows (Hensman et al., 2015)."""
     import gpytorch
 
     points = x[torch.randperm(len(x))[:INDUCING].to(x.device)].clone()
-    distribution = gpytorch.variational.CholeskyVariationalDistribution(len(points))
-    strategy = lambda model: (gpytorch.variational.VariationalStrategy(model, points, distribution),)
     likelihood = gpytorch.likelihoods.GaussianLikelihood().to(x)
-    model = _model(gpytorch.models.ApproximateGP, x.shape[1], strategy).to(x)
+    model = variational_process(points, _kernel(x)).to(x)
     objective = gpytorch.mlls.VariationalELBO(likelihood, model, num_data=len(x))
-    climbing = _Climb([*model.parameters(), *likelihood.parameters()], SPARSE_RATE, SPARSE_EPOCHS)
-    for _ in range(SPARSE_EPOCHS):
-        for rows in torch.randperm(len(x)).to(x.device).split(SPARSE_BATCH):
-            climbing.step(-objective(model(x[rows]), t[rows]))
-        climbing.schedule.step()
+    batches = lambda: torch.randperm(len(x)).to(x.device).split(SPARSE_BATCH)
+    parameters = [*model.parameters(), *likelihood.parameters()]
+    _climb(parameters, lambda rows: -objective(model(x[rows]), t[rows]), batches, SPARSE_RATE, SPARSE_EPOCHS)
     model.eval()
 
     def process(x: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from numpy import ndarray
 from torch import Tensor, nn
 
 from benchmarks.uci.networks import held_out_error
-from benchmarks.uci.protocol import Gaussians, Predict, Task, hold_out, most_epochs
-from benchmarks.uci.stacks import Recipe, Scaler, refit, search, squared_error
+from benchmarks.uci.protocol import Task, hold_out, most_epochs
+from benchmarks.uci.stacks import Recipe, Standard, refit, search, squared_error, standardised
 
 VBLL_EPOCHS, VBLL_STEPS, VBLL_BATCH, VBLL_RATE, VBLL_CHECKS = 600, 8000, 64, 1e-2, 40
 VBLL_ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ELU)
@@ -21,9 +20,9 @@ LAPLACE_ACTIVATIONS: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {nn.ReL
 MARGLIK_STEPS = 1000
 
 
-def vbll(X: ndarray, y: ndarray, task: Task) -> Predict:
-    scaler = Scaler.fit(X, y)
-    x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)[:, None]
+@standardised
+def vbll(x: Tensor, t: Tensor, task: Task) -> Standard:
+    t = t[:, None]
     fit, held = hold_out(len(x), task.seed)
     budget = max(most_epochs(VBLL_EPOCHS, len(x)), round(VBLL_STEPS * VBLL_BATCH / len(x)))
     tried = []
@@ -38,23 +37,15 @@ def vbll(X: ndarray, y: ndarray, task: Task) -> Predict:
     _, epochs, activation = min(tried, key=lambda one: one[0])
     model = _train_vbll(x, t, activation, task, budget, epochs)
 
-    def predict(X: ndarray) -> Gaussians:
-        with torch.no_grad():
-            predictive = model(scaler.inputs(X, task.device)).predictive
-            mean, var = predictive.mean[:, 0], predictive.variance[:, 0]
-        return Gaussians(scaler.mean(mean)[None], scaler.var(var)[None])
+    def predict(x: Tensor) -> tuple[Tensor, Tensor]:
+        predictive = model(x).predictive
+        return predictive.mean[:, 0], predictive.variance[:, 0]
 
     return predict
 
 
 def _train_vbll(
-    x: Tensor,
-    t: Tensor,
-    activation: type[nn.Module],
-    task: Task,
-    budget: int,
-    epochs: int | None = None,
-    look: Any = None,
+    x: Tensor, t: Tensor, activation: type[nn.Module], task: Task, budget: int, epochs: int = 0, look: Any = None
 ) -> nn.Module:
     import vbll as package  # type: ignore[import-not-found, unused-ignore]
 
@@ -67,7 +58,7 @@ def _train_vbll(
         groups = [{"params": part.parameters(), "weight_decay": decay} for part, decay in parts]
         optimizer = torch.optim.AdamW(groups, lr=VBLL_RATE, fused=True)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, budget, VBLL_RATE / 100)
-        for epoch in range(1, (budget if epochs is None else epochs) + 1):
+        for epoch in range(1, (epochs or budget) + 1):
             for rows in torch.randperm(len(x)).to(x.device).split(VBLL_BATCH):
                 optimizer.zero_grad()
                 model(x[rows]).train_loss_fn(t[rows]).backward()
@@ -80,9 +71,8 @@ def _train_vbll(
     return model
 
 
-def laplace(X: ndarray, y: ndarray, task: Task) -> Predict:
-    scaler = Scaler.fit(X, y)
-    x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
+@standardised
+def laplace(x: Tensor, t: Tensor, task: Task) -> Standard:
     fit, held = hold_out(len(x), task.seed)
     tried = []
     for activation, function in LAPLACE_ACTIVATIONS.items():
@@ -93,13 +83,7 @@ def laplace(X: ndarray, y: ndarray, task: Task) -> Predict:
             tried.append((nll, one.epoch, i, activation, recipe))
     _, epoch, chosen, activation, recipe = min(tried, key=lambda one: one[0])
     stack = refit(x, t, squared_error, recipe, chosen, epoch, task)
-    approximation = _laplace(_as_network(dict(stack.named_parameters()), activation), x, t)
-
-    def predict(X: ndarray) -> Gaussians:
-        mean, var = approximation(scaler.inputs(X, task.device))
-        return Gaussians(scaler.mean(mean)[None], scaler.var(var)[None])
-
-    return predict
+    return _laplace(_as_network(dict(stack.named_parameters()), activation), x, t)
 
 
 def _as_network(weights: dict[str, Tensor], activation: type[nn.Module]) -> nn.Module:
@@ -111,9 +95,7 @@ def _as_network(weights: dict[str, Tensor], activation: type[nn.Module]) -> nn.M
     return network
 
 
-def _laplace(
-    network: nn.Module, x: Float[Tensor, "m d"], t: Float[Tensor, " m"]
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _laplace(network: nn.Module, x: Float[Tensor, "m d"], t: Float[Tensor, " m"]) -> Standard:
     """Tune prior precision and noise by the marginal likelihood, as in the package's regression example."""
     from laplace import Laplace  # type: ignore[import-not-found, unused-ignore]
     from torch.utils.data import DataLoader, TensorDataset

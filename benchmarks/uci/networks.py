@@ -9,19 +9,20 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from benchmarks.uci.protocol import Gaussians, Predict, Quantiles, Task, hold_out
+from benchmarks.uci.protocol import Predict, Quantiles, Task, hold_out
 from benchmarks.uci.stacks import (
     Found,
     HeldOut,
     Loss,
     Recipe,
-    Scaler,
     Stack,
+    Standard,
     gaussian_nll,
     mean_and_variance,
     refit,
     search,
     squared_error,
+    standardised,
 )
 
 MEMBERS = 5
@@ -37,10 +38,8 @@ DROPOUT = Recipe(3e-3, batch_size=100, max_epochs=2000, decays=(0.0,) * 4, dropo
 PLAIN = Recipe(1e-2, batch_size=100, max_epochs=800, decays=DECAYS)
 
 
-def deep_ensemble(X: ndarray, y: ndarray, task: Task) -> Predict:
-    scaler = Scaler.fit(X, y)
-    x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
-
+@standardised
+def deep_ensemble(x: Tensor, t: Tensor, task: Task) -> Standard:
     def held_out(stack: Stack, x: Tensor, t: Tensor) -> list[tuple[float, float]]:
         mean, var = mean_and_variance(stack(stack.spread(x)))
         log_prob = torch.distributions.Normal(mean, var.sqrt()).log_prob(t).reshape(-1, MEMBERS, len(t))
@@ -48,18 +47,11 @@ def deep_ensemble(X: ndarray, y: ndarray, task: Task) -> Predict:
         return [(float(value), math.nan) for value in nll]
 
     stack, _ = chosen_stack(x, t, gaussian_nll, ENSEMBLE, held_out, task)
-
-    def predict(X: ndarray) -> Gaussians:
-        with torch.no_grad():
-            mean, var = mean_and_variance(stack(stack.spread(scaler.inputs(X, task.device))))
-        return Gaussians(scaler.mean(mean), scaler.var(var))
-
-    return predict
+    return lambda x: mean_and_variance(stack(stack.spread(x)))
 
 
-def mc_dropout(X: ndarray, y: ndarray, task: Task) -> Predict:
-    scaler = Scaler.fit(X, y)
-    x, t = scaler.inputs(X, task.device), scaler.targets(y, task.device)
+@standardised
+def mc_dropout(x: Tensor, t: Tensor, task: Task) -> Standard:
     recipe = replace(DROPOUT, decays=tuple(LENGTHSCALE**2 * (1 - rate) / (2 * len(x)) for rate in DROPOUT_RATES))
 
     def held_out(stack: Stack, x: Tensor, t: Tensor) -> list[tuple[float, float]]:
@@ -73,27 +65,27 @@ def mc_dropout(X: ndarray, y: ndarray, task: Task) -> Predict:
         stack, found = chosen_stack(x, t, squared_error, recipe, held_out, task)
         after = torch.get_rng_state()
 
-    def predict(X: ndarray) -> Gaussians:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+    def predict(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(after)
-            means = scaler.mean(passes(stack, scaler.inputs(X, task.device), PASSES)[:, 0])
-        return Gaussians(means, np.full_like(means, scaler.y_scale**2 / found.note))
+            means = passes(stack, x, PASSES)[:, 0]
+        return means, torch.full_like(means, 1 / found.note)
 
     return predict
 
 
+@standardised
+def plain_network(x: Tensor, t: Tensor, task: Task) -> Standard:
+    """A mean, without a variance."""
+    network, _ = chosen_stack(x, t, squared_error, PLAIN, held_out_error, task)
+    return lambda x: (network(network.spread(x))[0, :, 0], torch.zeros(len(x)))
+
+
 def conformal(X: ndarray, y: ndarray, task: Task) -> Predict:
     proper, calibration = hold_out(len(X), task.seed + 1)
-    scaler = Scaler.fit(X[proper], y[proper])
-    x, t = scaler.inputs(X[proper], task.device), scaler.targets(y[proper], task.device)
-    network, _ = chosen_stack(x, t, squared_error, PLAIN, held_out_error, task)
-
-    def mean(X: ndarray) -> ndarray:
-        with torch.no_grad():
-            return scaler.mean(network(network.spread(scaler.inputs(X, task.device)))[0, :, 0])
-
-    errors = np.abs(y[calibration] - mean(X[calibration]))
-    return lambda X: conformal_quantiles(mean(X), errors)
+    predict = plain_network(X[proper], y[proper], task)
+    errors = np.abs(y[calibration] - predict(X[calibration]).mean[0])
+    return lambda X: conformal_quantiles(predict(X).mean[0], errors)
 
 
 def chosen_stack(

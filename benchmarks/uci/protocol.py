@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
+from sklearn.metrics import mean_pinball_loss
 
 from lastlayer import metrics
 from lastlayer.predictions.mixture import MixturePrediction
@@ -141,13 +142,7 @@ def _density_scores(p: Prediction, y: Float[ndarray, " m"]) -> Scores:
 def quantile_crps(prediction: Quantiles, y: Float[ndarray, " m"], n: int = 400) -> float:
     """Compute the CRPS as twice the pinball loss, averaged over the midpoints of n parts of (0, 1)."""
     levels = (np.arange(n) + 0.5) / n
-    return float(2 * np.mean([pinball(prediction.at(level), y, level) for level in levels]))
-
-
-def pinball(quantile: Float[ndarray, " m"], y: Float[ndarray, " m"], level: float) -> float:
-    """Pinball loss, which is minimised by the quantile of that level."""
-    d = y - quantile
-    return float(np.maximum(level * d, (level - 1) * d).mean())
+    return float(2 * np.mean([mean_pinball_loss(y, prediction.at(level), alpha=level) for level in levels]))
 
 
 def _inside(prediction: Quantiles, y: ndarray, level: float) -> ndarray:

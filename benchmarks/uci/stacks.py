@@ -5,44 +5,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from benchmarks.uci.protocol import Task, hold_out, most_epochs
+from benchmarks.uci.protocol import Fit, Gaussians, Predict, Task, hold_out, most_epochs
+from lastlayer.data.scaling import Standardizer
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # (e m o) outputs and (m or e m) targets to one loss per member: (e)
 
 
-@dataclass(frozen=True)
-class Scaler:
-    """Inputs and targets standardised with the training rows; converts predictions back to original units."""
+Standard = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Standardised inputs to means and variances of standardised targets: (m), or (c m) for a mixture."""
 
-    x_mean: Float[ndarray, " d"]
-    x_scale: Float[ndarray, " d"]
-    y_mean: float
-    y_scale: float
 
-    @classmethod
-    def fit(cls, X: Float[ndarray, "m d"], y: Float[ndarray, " m"]) -> "Scaler":
-        scale = X.std(0)
-        return cls(X.mean(0), np.where(scale > 0, scale, 1.0), float(y.mean()), float(y.std()) or 1.0)
+def standardised(method: Callable[[Tensor, Tensor, Task], Standard], dtype: torch.dtype = torch.float32) -> Fit:
+    """A method for arrays in their own units, from one for inputs and targets standardised with the training rows."""
 
-    def inputs(self, X: Float[ndarray, "m d"], device: str, dtype: torch.dtype = torch.float32) -> Float[Tensor, "m d"]:
-        return torch.tensor((X - self.x_mean) / self.x_scale, dtype=dtype, device=device)
+    def fit(X: Float[ndarray, "m d"], y: Float[ndarray, " m"], task: Task) -> Predict:
+        inputs, targets = Standardizer.fit(torch.from_numpy(X)), Standardizer.fit(torch.from_numpy(y)[:, None])
+        of = lambda scaler, values: scaler.forward(torch.from_numpy(values)).to(task.device, dtype)
+        known = method(of(inputs, X), of(targets, y[:, None])[:, 0], task)
 
-    def targets(self, y: Float[ndarray, " m"], device: str, dtype: torch.dtype = torch.float32) -> Float[Tensor, " m"]:
-        return torch.tensor((y - self.y_mean) / self.y_scale, dtype=dtype, device=device)
+        def predict(X: Float[ndarray, "m d"]) -> Gaussians:
+            with torch.no_grad():
+                mean, var = (torch.atleast_2d(each).cpu().double() for each in known(of(inputs, X)))
+            return Gaussians((mean * targets.scale + targets.mean).numpy(), (var * targets.scale.square()).numpy())
 
-    def mean(self, t: Tensor) -> ndarray:
-        mean: ndarray = t.detach().cpu().double().numpy() * self.y_scale + self.y_mean
-        return mean
+        return predict
 
-    def var(self, v: Tensor) -> ndarray:
-        var: ndarray = v.detach().cpu().double().numpy() * self.y_scale**2
-        return var
+    return fit
 
 
 class Stack(nn.Module):

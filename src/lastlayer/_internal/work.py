@@ -26,15 +26,21 @@ def row_chunks(m: int, size: int = CHUNK_ROWS) -> list[slice]:
 
 
 @contextmanager
-def threads_for(multiplications: int) -> Iterator[None]:
-    """Use one thread of torch if a step is small, and restore the number of threads afterwards."""
+def threads(n: int) -> Iterator[None]:
+    """Use `n` threads of torch, and restore their number afterwards."""
     before = torch.get_num_threads()
-    if multiplications < SMALL_STEP:
-        torch.set_num_threads(1)
+    torch.set_num_threads(n)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def threads_for(multiplications: int) -> Iterator[None]:
+    """Use one thread of torch if a step is small, and restore the number of threads afterwards."""
+    with threads(1 if multiplications < SMALL_STEP else torch.get_num_threads()):
+        yield
 
 
 class _Log:

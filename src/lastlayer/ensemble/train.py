@@ -17,7 +17,7 @@ from numpy import ndarray
 from torch import nn
 
 from lastlayer._internal.digests import digest_of
-from lastlayer._internal.work import threads_for
+from lastlayer._internal.work import threads
 from lastlayer.calibration.points import REGIONS
 from lastlayer.data.copies import whole_groups
 from lastlayer.data.observe import some_of
@@ -103,17 +103,20 @@ class Trainer:
         return networks
 
     def _together(self, jobs: Sequence[Callable[[], list[nn.Module]]], stop: Event) -> list[list[nn.Module]]:
-        """Run jobs, on a processor by threads that do not wait for each other."""
-        cores = torch.get_num_threads() if self.rows.main.X.device.type == "cpu" else 1
-        if cores == 1 or len(self.rows.main.X) < ROWS_PER_CORE or len(jobs) == 1:
+        """Run jobs, on a processor side by side: threads that wait for none gain more than those of torch."""
+        if self.rows.main.X.device.type != "cpu":
             return [job() for job in jobs]
-        with threads_for(0), ThreadPoolExecutor(cores) as pool:
-            futures = [pool.submit(job) for job in jobs]
-            try:
-                return [future.result() for future in futures]
-            except KeyboardInterrupt:
-                stop.set()
-                return [future.result() for future in futures]
+        cores = torch.get_num_threads()
+        with threads(max(1, cores // len(jobs))):
+            if cores == 1 or len(jobs) == 1 or len(self.rows.main.X) < ROWS_PER_CORE:
+                return [job() for job in jobs]
+            with ThreadPoolExecutor(cores) as pool:
+                futures = [pool.submit(job) for job in jobs]
+                try:
+                    return [future.result() for future in futures]
+                except KeyboardInterrupt:
+                    stop.set()
+                    return [future.result() for future in futures]
 
     def _encodings(self, tasks: Sequence[Task]) -> list[PiecewiseEncoding | None]:
         """Encodings fitted to training rows, so that held-out rows lie outside them as new rows will."""

@@ -19,9 +19,9 @@ from lastlayer.tables.regressor import TableRegressor
 from lastlayer.tables.schema import Schema
 
 ROWS, REPEATS, STEPS = 500, 5, 25
-WORK, FEWEST = 1_000_000, 30
+WORK, FEWEST = 1_000_000, 12
 """Limit for rows times inputs times shuffles, and the number of shuffles that are made in any case."""
-SCREENED = 6
+SCREENED = 4
 """Rows to choose the inputs of a wide table on."""
 LOSSES = ("rmse", "rmse_std", "lpd")
 

@@ -45,14 +45,9 @@ class Adam:
             for p in parameters
         }
 
-    def zero_grad(self) -> None:
-        """Reset the gradients of all parameters to None."""
-        for p in self.state:
-            p.grad = None
-
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """Update all parameters that have a gradient."""
+        """Update all parameters that have a gradient, and reset it."""
         for dtype in {p.dtype for p in self.state}:
             gradients = {p: p.grad for p in self.state if p.grad is not None and p.dtype == dtype}
             if not gradients:
@@ -75,6 +70,8 @@ class Adam:
                 amsgrad=False,
                 maximize=False,
             )
+            for p in gradients:
+                p.grad = None
 
 
 @dataclass(frozen=True)
@@ -334,7 +331,6 @@ class Engine:
         """Take one step."""
         rate = self._rate(self.epoch + min(self.step / self.n_steps, 1.0))
         before = [p.detach().clone() for p in self.parameters] if self.history.setbacks else []
-        self.steps.zero_grad()
         self.loss = self.loss + self.problem.gradient(batch, rate / self.optimizer.learning_rate).detach()
         self.steps.step(rate)
         with torch.no_grad():

@@ -82,18 +82,15 @@ class StackPass:
         torch.add(act.shift - self.centre[:, None, :h], a, alpha=act.scale, out=self.rows[..., :h])
         if self.root is not None:
             self.rows[:, self.first :, :h] *= self.root[:, self.first :]
-        if precision is None:
-            return self._products(None, exact)
-        return torch.stack([self._products(each, exact) for each in precision.split(1, -1)], 1)
-
-    def _products(self, precision: Float[Tensor, "s n 1"] | None, exact: bool) -> Float[Tensor, "s c c"]:
-        total: Any = 0.0
-        for i in range(0, self.rows.shape[1], ROWS_PER_SUM):
-            rows = self.rows[:, i : i + ROWS_PER_SUM]
-            rows = rows.double() if exact else rows
-            weighted = rows if precision is None else rows * precision[:, i : i + ROWS_PER_SUM].to(rows)
-            total = total + torch.bmm(weighted.mT, rows).double()
-        return total
+        totals: list[Any] = []
+        for each in [None] if precision is None else precision.split(1, -1):
+            totals.append(0.0)
+            for i in range(0, self.rows.shape[1], ROWS_PER_SUM):
+                rows = self.rows[:, i : i + ROWS_PER_SUM]
+                rows = rows.double() if exact else rows
+                weighted = rows if each is None else rows * each[:, i : i + ROWS_PER_SUM].to(rows)
+                totals[-1] = totals[-1] + torch.bmm(weighted.mT, rows).double()
+        return totals[0] if precision is None else torch.stack(totals, 1)
 
     def backward(self, slopes: Float[Tensor, "*s c h"], precision: Float[Tensor, "s n q"] | None = None) -> None:
         """Compute the gradients, given the maps from a row to the gradient in its features."""
@@ -192,7 +189,7 @@ class StackedNetworks(Problem):
         self.updates, self.effective_rows, self.loaded = 0, 0.0, False
         self.nlml = torch.zeros_like(self.count)
         self.multiplications = 3 * n * sum(p.numel() for p in self.parameters)
-        self.step = Replayed(self._step, device)
+        self.step: Callable[[], Tensor] = Replayed(self._step) if device.type == "cuda" else self._step
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, " s"]:
         """Compute the gradient of NLML and penalty, and return the NLML."""
@@ -279,7 +276,7 @@ class StackedNetworks(Problem):
         precision = None
         if own is not None and (relative := own.precision(self.noise_var)) is not None:
             precision = relative.expand_as(own.t).to(passes.rows)
-        statistics = self._statistics(self._averaged(passes.moments(precision, exact=self.exact), precision, speed))
+        statistics = self._statistics(passes.moments(precision, exact=self.exact), precision, speed)
         due = self.n_batches == 1 or self.updates < SCHEDULE.settle or self.updates % SCHEDULE.every == 0
         frozen = FrozenLayer.of(
             statistics,
@@ -307,35 +304,27 @@ class StackedNetworks(Problem):
         self.nlml = nlml
         return nlml
 
-    def _averaged(self, moments: Float[Tensor, "*s c c"], precision: Tensor | None, speed: float) -> list[Tensor]:
-        """Sums over all rows: moments, and with a precision the number of targets and the log of their noise."""
-        sums = [moments]
+    def _statistics(self, moments: Float[Tensor, "*s c c"], precision: Tensor | None, speed: float) -> Statistics:
+        """Statistics of all rows, from the moments of a step; of each output if readings have a precision."""
+        sums, k, q = [moments], moments.shape[-1] - self.n_outputs - 1, self.n_outputs
+        centre = self.passes.centre.double()
         if precision is not None:
             weight = torch.ones_like(precision) if self.passes.root is None else self.passes.root.square()
-            sums += [
-                (weight * (precision > 0)).sum(1).double(),
-                log_scales(precision.mT, weight.mT.expand_as(precision.mT)).double(),
-            ]
-        over = lambda total, like: total.reshape(-1, *[1] * (like.dim() - 1))
-        if self.n_batches == 1:
-            return sums
-        sums = [x / over(self.batch_weight, x) for x in sums]
-        n, k = self.passes.rows.shape[1], moments.shape[-1] - self.n_outputs - 1
-        share = share_of(n, k, self.effective_rows, speed)
-        if self.running is not None:
-            fine = torch.isfinite(self.running[0]).flatten(1).all(1)  # a network that was lost starts again
-            sums = [
-                torch.where(over(fine, x), torch.lerp(old, x, share), x)
-                for old, x in zip(self.running, sums, strict=True)
-            ]
-        self.effective_rows = float(n) if self.running is None else effective_after(self.effective_rows, share, n)
-        self.running = sums
-        return [x * over(self.count, x) for x in sums]
-
-    def _statistics(self, sums: list[Tensor]) -> Statistics:
-        """Statistics of the sums, of each output if there are its targets."""
+            logs = log_scales(precision.mT, weight.mT.expand_as(precision.mT))
+            sums += [(weight * (precision > 0)).sum(1).double(), logs.double()]
+        if self.n_batches > 1:
+            over = lambda total, like: total.reshape(-1, *[1] * (like.dim() - 1))
+            sums = [x / over(self.batch_weight, x) for x in sums]
+            n, before = self.passes.rows.shape[1], self.running
+            share = share_of(n, k, self.effective_rows, speed)
+            if before is not None:
+                fine = torch.isfinite(before[0]).flatten(1).all(1)  # a network that was lost starts again
+                both = zip(before, sums, strict=True)
+                sums = [torch.where(over(fine, x), torch.lerp(old, x, share), x) for old, x in both]
+            self.effective_rows = float(n) if before is None else effective_after(self.effective_rows, share, n)
+            self.running = sums
+            sums = [x * over(self.count, x) for x in sums]
         moments, *counts = sums
-        k, q, centre = moments.shape[-1] - self.n_outputs - 1, self.n_outputs, self.passes.centre.double()
         if not counts:
             return Statistics.of_moments(moments, centre, q, exact=self.exact)
         at = torch.arange(q, device=moments.device)
@@ -414,15 +403,13 @@ def _filled(parts: Sequence[Int[Tensor, "_"]]) -> Int[Tensor, "s n"]:
 
 
 class Replayed:
-    """A function without arguments that works in its own memory, replayed as a CUDA graph on a GPU."""
+    """A function without arguments that works in its own memory, replayed as a CUDA graph."""
 
-    def __init__(self, function: Callable[[], Tensor], device: torch.device) -> None:
-        self.function, self.on_gpu = function, device.type == "cuda"
+    def __init__(self, function: Callable[[], Tensor]) -> None:
+        self.function = function
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> Tensor:
-        if not self.on_gpu:
-            return self.function()
         if self.graph is None:
             self.graph = self._recorded()
         self.graph.replay()
