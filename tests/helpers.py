@@ -23,12 +23,14 @@ from lastlayer.bayes.evidence import optimal_alpha
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Standardizer
 from lastlayer.ensemble.splits import SHELLS, Split, blocked_folds, centres, leave_out, outer_folds
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.predictions.mixture import MixturePrediction
+from lastlayer.predictor.member import Member
 from lastlayer.tables import Table
 from lastlayer.training import Problem
 
@@ -135,6 +137,11 @@ def last_layer_rows(model: LastLayerRegressor, X: Any, y: Any, *, member: int = 
     """Affine features and standardised targets: what the last layer of a member is fitted to."""
     data = model.fitted_.data(np.asarray(X), np.asarray(y))
     return model.fitted_.features(member, data.X), data.T
+
+
+def held_from(member: Member, data: Points) -> np.ndarray:
+    """Mask of the rows that were held out from a member."""
+    return np.isin(data.keys(), member.unseen.keys)
 
 
 def exact_layer(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import sine
+from helpers import held_from, sine
 from models import CASES
 from numpy import ndarray
 from sklearn.model_selection import KFold
@@ -65,7 +65,7 @@ def test_weights_of_one_are_none_and_rows_without_weight_have_no_place():
 def test_ids_and_inputs_of_any_shape_are_merged_by_all_their_numbers(X):
     images = np.random.default_rng(0).normal(size=(4, 2, 3, 3))[np.arange(12) % 4]
     for inputs in (X[:, None], images):
-        found = distinct(Given(inputs, np.ones((12, 1))))
+        found = distinct(Given(inputs, np.ones((12, 1)), is_table=False))
         assert found.weight.tolist() == [3.0] * 4
         np.testing.assert_array_equal(found.X[found.place], inputs)
 
@@ -169,7 +169,7 @@ def test_near_copies_are_held_out_together_and_count_as_one_row():
         near = BLLRegressor(**FAST).fit(X, y)
     assert near.settings_.network.hidden == (10, 10)
     data = near.fitted_.data(X, y)
-    unseen = np.stack([member.unseen.has(data) for member in near.members_])
+    unseen = np.stack([held_from(member, data) for member in near.members_])
     assert unseen.any(0).all()
     np.testing.assert_array_equal(unseen[:, :60], unseen[:, 60:])
     assert BLLRegressor(**ONE).fit(*sine(120, d=2)).settings_.network.hidden == (20, 20)

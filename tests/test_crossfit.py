@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from helpers import blocked_splits, close, random_splits, shell_splits
+from helpers import blocked_splits, close, held_from, random_splits, shell_splits
 from sklearn.model_selection import KFold
 from torch import nn
 
@@ -130,8 +130,8 @@ def test_a_network_never_sees_the_rows_it_leaves_out(options, m, monkeypatch):
     plain, poisoned, a, b = poisoned_fold(data, random(4, m), **options)
     ours, theirs = plain.members()[1], poisoned.members()[1]
     assert equal(ours.network, theirs.network)
-    assert a.posterior.log_alpha == b.posterior.log_alpha
-    assert torch.equal(a.posterior.Sigma_E, b.posterior.Sigma_E)
+    assert a.member.posterior.log_alpha == b.member.posterior.log_alpha
+    assert torch.equal(a.member.posterior.Sigma_E, b.member.posterior.Sigma_E)
     # the member's last layer knows those rows only where they are many
     Phi = features(ours.network, data.X)
     a, b = (member.posterior.mean(Phi) for member in (ours, theirs))
@@ -149,16 +149,16 @@ def poisoned_fold(data: Points, splits: Sequence[Split], *families: Family, **op
     poison = Points(X, Readings(T), data.weight)
     plain, poisoned = (fitted(each, splits, *families, **options) for each in (data, poison))
     for i, (a, b) in enumerate(zip(plain.folds, poisoned.folds, strict=True)):
-        assert equal(a.network, b.network) == (i == 1)
+        assert equal(a.member.network, b.member.network) == (i == 1)
     return plain, poisoned, plain.folds[1], poisoned.folds[1]
 
 
 @pytest.mark.parametrize("family", [FOURIER, ADDITIVE, ENCODED[1]], ids=str)
 def test_lengths_and_bins_never_see_the_rows_left_out(data, family):
     _, _, a, b = poisoned_fold(data, random(), family)
-    Phi = features(a.network, data.X)
-    assert torch.equal(a.posterior.mean(Phi), b.posterior.mean(Phi))
-    assert torch.equal(a.posterior.variance_ratio(Phi), b.posterior.variance_ratio(Phi))
+    Phi = features(a.member.network, data.X)
+    assert torch.equal(a.member.posterior.mean(Phi), b.member.posterior.mean(Phi))
+    assert torch.equal(a.member.posterior.variance_ratio(Phi), b.member.posterior.variance_ratio(Phi))
 
 
 def test_the_process_is_one_member_of_every_row(data):
@@ -167,8 +167,8 @@ def test_the_process_is_one_member_of_every_row(data):
     assert [member.family for member in fits.members()] == [LINEAR] * 4 + [FOURIER]
     assert [fit.task.family for fit in fits.folds] == [FOURIER] * 4 + [LINEAR] * 4
     process = fits.members()[-1]
-    assert not any(equal(process.network, fit.network) for fit in fits.folds[:4])
-    assert not process.unseen.has(data).any()
+    assert not any(equal(process.network, fit.member.network) for fit in fits.folds[:4])
+    assert not held_from(process, data).any()
     by_hand = by_evidence([moments(process.network, data, np.arange(M))], noise_prior=WEAK_NOISE_PRIOR)
     same_layer(process, by_hand[0], data)
 
@@ -177,7 +177,7 @@ def test_as_one_batch_or_one_by_one_the_networks_are_the_same(data):
     folds = fitted(data, [*random(), *blocks(data, 3)]).folds
     for fit in folds:
         _, alone = networks(data, [folds[0].task, fit.task])  # two are a stack as well
-        near(fit.network, alone, 2e-2)  # in float32, whose rounding grows over the steps
+        near(fit.member.network, alone, 2e-2)  # in float32, whose rounding grows over the steps
 
 
 @pytest.mark.parametrize("family", [NETWORKS[1], ENCODED[1], FOURIER], ids=str)
@@ -193,7 +193,7 @@ def test_on_several_cores_the_networks_are_the_same(data, monkeypatch, family):
         torch.set_num_threads(before)
     assert len(one.folds) == 8
     for a, b in zip(one.folds, three.folds, strict=True):
-        near(a.network, b.network, 1e-4)  # in other stacks, in float32
+        near(a.member.network, b.member.network, 1e-4)  # in other stacks, in float32
 
 
 @pytest.mark.parametrize("noise", ["diagonal", "full"])
@@ -212,9 +212,9 @@ def test_held_out_points_meet_row_by_row(data, noise):
     seen = np.zeros((2, 2 * M), dtype=int)
     for fit in fits.folds:
         held = torch.from_numpy(fit.task.split.held)
-        rows = moments(fit.network, data, fit.task.split.train)
+        rows = moments(fit.member.network, data, fit.task.split.train)
         (posterior,) = by_evidence([rows], noise=noise, noise_prior=WEAK_NOISE_PRIOR)
-        by_hand = posterior.predict(features(fit.network, data.X[held]))
+        by_hand = posterior.predict(features(fit.member.network, data.X[held]))
         at = families.index(fit.task.family), held + (M if fit.task.split.kind == "blocked" else 0)
         close(points.mean[at], by_hand.mean)
         close(points.cost[at], by_hand.variance_ratio)
@@ -238,7 +238,7 @@ def test_rows_that_several_shells_hold_out_are_points_of_each(data):
     rows = torch.tensor([row for row, _ in by_row])
     assert torch.equal(points.readings.values[M:], data.T[rows])
     assert torch.equal(points.weight[M:], 0.1 * data.weight[rows])  # points of a shell err together
-    each = [fit.posterior.predict(features(fit.network, data.X[row : row + 1])) for row, fit in by_row]
+    each = [fit.member.posterior.predict(features(fit.member.network, data.X[row : row + 1])) for row, fit in by_row]
     close(points.mean[0, M:], torch.cat([one.mean for one in each]))
     close(points.cost[0, M:], torch.cat([one.variance_ratio for one in each]))
 
@@ -272,7 +272,7 @@ def test_of_splits_that_were_given_those_rows_lie_outside_that_cost_more_than_an
     points = fits.held_out()
     rows, largest = data.take(torch.from_numpy(order[:30])), {}
     for family in (FOURIER, ADDITIVE):
-        found = next(f for f in fits.folds if f.task.family == family and len(f.task.split.train) == 30)
+        found = next(f.member for f in fits.folds if f.task.family == family and len(f.task.split.train) == 30)
         costs, posterior = [], found.posterior
         for i in range(30):
             rest = [j for j in range(30) if j != i]
@@ -311,24 +311,24 @@ def test_a_members_last_layer_is_the_one_that_was_judged_or_of_many_rows_knows_a
     fits = fitted(data, random(4, m), noise=noise, n_members=3)
     assert (len(fits.members()), len(fits.folds)) == (3, 4)
     for member, fit in zip(fits.members(), fits.folds, strict=False):
-        assert member.network is fit.network
-        judged, held = fit.posterior, np.isin(np.arange(m), fit.task.split.held)
+        assert member.network is fit.member.network
+        judged, held = fit.member.posterior, np.isin(np.arange(m), fit.task.split.held)
         assert member.posterior.log_alpha == judged.log_alpha
         assert torch.equal(member.posterior.Sigma_E, judged.Sigma_E)
         few = 10 * judged.determined > fit.task.split.n_groups
         assert few or m == MANY or noise == "full"
-        np.testing.assert_array_equal(member.unseen.has(data), held & few)
+        np.testing.assert_array_equal(held_from(member, data), held & few)
         if few:
             assert member.posterior is judged
             assert member.unseen.weight.sum() == pytest.approx(float(data.weight[torch.from_numpy(held)].sum()))
         rows = fit.task.split.train if few else np.arange(m)
-        own = moments(fit.network, data, rows)
+        own = moments(fit.member.network, data, rows)
         same_layer(member, Posterior(own, judged.log_alpha, judged.Sigma_E, noise, checked=False), data)
 
 
 def test_members_learn_the_rows_they_were_judged_on_from_ten_groups_of_rows_for_each_determined_feature():
     data, (first, second) = table(MANY), random(2, MANY)
-    network = fitted(data, [first, second]).folds[0].network
+    network = fitted(data, [first, second]).folds[0].member.network
     (posterior,) = by_evidence([moments(network, data, first.train)], noise_prior=WEAK_NOISE_PRIOR)
     Phi, w = features(network, data.X[first.train])[:, :-1], data.weight[first.train]
     centred = w.sqrt()[:, None] * (Phi - (w @ Phi) / w.sum())
@@ -338,7 +338,7 @@ def test_members_learn_the_rows_they_were_judged_on_from_ten_groups_of_rows_for_
     for n_groups in (enough, enough - 1):
         member = fitted(data, [replace(first, n_groups=n_groups), second]).members()[0]
         assert equal(member.network, network)
-        assert member.unseen.has(data).any() == (n_groups < enough)
+        assert held_from(member, data).any() == (n_groups < enough)
         seen = data.weight if n_groups == enough else w
         assert float(member.posterior.statistics.count) == pytest.approx(float(seen.sum()))
 
@@ -349,7 +349,7 @@ def test_without_random_splits_members_are_trained_on_every_row(data):
     assert len(members) == 2
     assert [fit.task.split.kind for fit in fits.folds] == ["blocked"] * 3
     for i, member in enumerate(members):
-        assert not member.unseen.has(data).any()
+        assert not held_from(member, data).any()
         (expected,) = by_evidence([moments(member.network, data, np.arange(M))], noise_prior=WEAK_NOISE_PRIOR)
         assert member.posterior.log_alpha == pytest.approx(expected.log_alpha)
         close(member.posterior.weights, expected.weights)
@@ -392,7 +392,7 @@ def test_a_mixture_has_members_of_every_family_and_its_networks_are_trained_as_o
     assert points.families == tuple(families)
     assert points.mean.shape == (6, (2 if crossed else 1) * M, 2)
     for i, family in enumerate(families):
-        own = replace(fits, fits=[fit for fit in fits.fits if fit.task.family == family]).held_out()
+        own = replace(fits, folds=[fit for fit in fits.folds if fit.task.family == family]).held_out()
         assert torch.equal(points.mean[i], own.mean[0])
         assert torch.equal(points.of(family).cost, own.cost)
 
@@ -403,7 +403,7 @@ def test_the_prior_on_the_noise_is_that_of_the_settings(data, prior):
     made = replace(made, layer=replace(made.layer, noise_prior=prior))
     other = NO_NOISE_PRIOR if prior is WEAK_NOISE_PRIOR else WEAK_NOISE_PRIOR
     for fit in cross_fit(Rows(data), random(), Architecture(made), Run()).folds:
-        statistics, found = [moments(fit.network, data, fit.task.split.train)], fit.posterior
+        statistics, found = [moments(fit.member.network, data, fit.task.split.train)], fit.member.posterior
         close(found.Sigma_E, by_evidence(statistics, noise_prior=prior)[0].Sigma_E)
         wrong = by_evidence(statistics, noise_prior=other)[0].Sigma_E
         assert not torch.allclose(found.Sigma_E, wrong, rtol=1e-3)

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import close, last_layer_rows, refused, reloaded, sine
+from helpers import close, held_from, last_layer_rows, refused, reloaded, sine
 from models import by_members, merged, regressor, widening
 from scipy import stats
 from scipy.optimize import brentq
@@ -546,7 +546,7 @@ def test_update_is_the_last_layers_of_all_rows(model, forgetting):
     assert model.update(X_more + 3, y_more, forgetting=forgetting) is model
     for i, member in enumerate(model.members_):
         rows = [last_layer_rows(before, *pair, member=i) for pair in ((X, y), (X_more + 3, y_more))]
-        seen = ~torch.from_numpy(before.members_[i].unseen.has(before.fitted_.data(X, y)))
+        seen = ~torch.from_numpy(held_from(before.members_[i], before.fitted_.data(X, y)))
         weight = torch.cat([forgetting * seen.double(), torch.ones(25, dtype=torch.float64)])
         both = Statistics.from_features(*(torch.cat(parts) for parts in zip(*rows, strict=True)), sample_weight=weight)
         old = before.members_[i].posterior

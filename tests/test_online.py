@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import refused, sine
+from helpers import held_from, refused, sine
 from torch import nn
 
 from lastlayer import BLLRegressor, TrainingOptions
@@ -102,7 +102,7 @@ def refitted(model: BLLRegressor, weight: np.ndarray, rows: np.ndarray | None = 
     fitted = model.fitted_
     data, members = fitted.data(X[rows], targets(model)[rows]), []
     for i, member in enumerate(fitted.members):
-        seen = torch.from_numpy(weight * ~member.unseen.has(data))
+        seen = torch.from_numpy(weight * ~held_from(member, data))
         statistics = Statistics.from_features(fitted.features(i, data.X), data.T, sample_weight=seen)
         members.append(replace(member, posterior=replace(member.posterior, statistics=statistics)))
     return with_members(model, members, conformal_scores=None)

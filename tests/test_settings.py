@@ -26,6 +26,7 @@ from lastlayer.settings.types import (
     LINEAR,
     NETWORK,
     NO_NOISE_PRIOR,
+    STRUCTURES,
     WEAK_NOISE_PRIOR,
     EnsembleSettings,
     Family,
@@ -210,7 +211,7 @@ def test_settings_tell_what_every_auto_became_and_are_saved_with_the_model(kind,
 def test_settings_say_what_was_done():
     model = fit({"preset": "fast", "noise": "full", "dtype": "float32"})
     s = model.settings_
-    assert (s.layer.noise, s.layer.noise_structure, s.place.dtype) == ("full", "full", "float32")
+    assert (s.layer.noise, STRUCTURES[s.layer.noise], s.place.dtype) == ("full", "full", "float32")
     trained = [member.network for member in model.members_ if member.family.trained]
     assert {p.dtype for network in trained for p in network.parameters()} == {torch.float32}
     # the process is one member, of every row
@@ -227,7 +228,7 @@ def test_the_parameters_of_a_model_stay_as_they_were_given():
     assert (model.encoding, model.input_skip) == ("auto",) * 2
     assert model.training is None
     many, few = model.settings_, model.fit(*sine(4)).settings_
-    assert (many.plan, few.plan) == (Plan("folds"), Plan())
+    assert (many.plan, few.plan) == (Plan("folds", "curve"), Plan())
     assert (model.hidden, model.noise) == ((4,), "auto")
 
 
@@ -286,14 +287,14 @@ def kinds(m: int, *more: int, **options) -> str:
         (40, {"n_members": 1}, "folds", "curve", 1, NETWORKS[1:], "rrrrrbbbbbsss"),
         (250, {"hidden_prior": 1.0}, "folds", "curve", 5, (Network(1.0),), "rrrrrbbbbbsss"),
         (5001, {"hidden_prior": 1.0}, "folds", "curve", 10, (Network(1.0),), "r" * 10 + "bbs"),
-        (40, {"preset": "evidence"}, None, "curve", 1, (NETWORK,), ""),
-        (40, {"preset": "evidence", "n_members": 3}, None, "curve", 3, (NETWORK,), ""),
+        (40, {"preset": "evidence"}, None, None, 1, (NETWORK,), ""),
+        (40, {"preset": "evidence", "n_members": 3}, None, None, 3, (NETWORK,), ""),
         (40, {"backbone": nn.Linear(3, 2)}, "holdout", "curve", 1, (NETWORK,), "r"),
         (40, {"backbone": lambda: nn.Linear(3, 2), "n_members": 2}, "folds", "curve", 2, (NETWORK,), "rrrrrbbbbbsss"),
         (40, {"calibration": "alpha", "n_members": 3}, "folds", "alpha", 3, (NETWORK,), "bbbbb"),
-        (40, {"calibration": None}, None, "curve", 1, (NETWORK,), ""),
-        (40, {"calibration": None, "hidden_prior": 2.0}, None, "curve", 1, (Network(2.0),), ""),
-        (4, {}, None, "curve", 1, (NETWORK,), ""),
+        (40, {"calibration": None}, None, None, 1, (NETWORK,), ""),
+        (40, {"calibration": None, "hidden_prior": 2.0}, None, None, 1, (Network(2.0),), ""),
+        (4, {}, None, None, 1, (NETWORK,), ""),
     ],
 )
 def test_what_auto_means(m, options, rows, what, n_members, wanted, splits):
@@ -314,7 +315,7 @@ def test_own_networks_hold_rows_out_once_where_there_are_enough_and_see_their_in
 def test_validation_data_calibrate_a_mixture_whose_networks_see_every_row():
     parameters = BLLRegressor().get_params(deep=False)
     found = resolve(parameters, Shape((250, 3), validation=True), seed=0)
-    assert found == replace(plan(250), plan=Plan("validation"))
+    assert found == replace(plan(250), plan=Plan("validation", "curve"))
     tuned = resolve(parameters | {"calibration": "alpha"}, Shape((250, 3), validation=True), seed=0)
     assert (tuned.plan, tuned.ensemble.families) == (Plan("validation", "alpha"), (NETWORK,))
 
@@ -334,7 +335,7 @@ def test_fast_has_one_prior_precision_and_fewer_steps():
     every = (own, replace(own, encoding="piecewise"), LINEAR, ADDITIVE, FOURIER)
     ensemble, training = EnsembleSettings(every, N_FOLDS, 3), replace(full.training, max_epochs=75)
     assert fast == replace(full, ensemble=ensemble, training=training)
-    assert [plan(m, preset="fast").training.max_epochs for m in (5001, 1_000_000)] == [8, 1]  # 75 steps, or one pass
+    assert [plan(m, preset="fast").training.max_epochs for m in (5001, 1_000_000)] == [16, 1]  # 80 steps, or one pass
     assert families(300, preset="fast", n_members=10) == every
 
 
@@ -349,7 +350,7 @@ def test_a_source_has_the_widest_hidden_layers():
     """Its rows are not counted in advance, and are taken to be many."""
     for options in ({}, {"encoding": "raw"}):
         source = resolve(BLLRegressor(**options).get_params(deep=False), Shape(None, validation=True), seed=0)
-        assert (source.plan, source.network.hidden) == (Plan("validation"), (50, 50))
+        assert (source.plan, source.network.hidden) == (Plan("validation", "curve"), (50, 50))
         assert (source.ensemble.n_members, source.ensemble.families) == (1, (NETWORK,))
         assert (source.training.batch_size, source.training.early_stopping) == (4096, False)
 
@@ -360,8 +361,7 @@ def test_noise_may_depend_on_the_input_where_a_curve_is_calibrated_on_a_table():
     for options in ({"preset": "evidence"}, {"calibration": None}, {"calibration": "alpha"}):
         assert noise(40, **options).noise == "diagonal"
     assert noise(40, 1, 4, 4, backbone=lambda: nn.Flatten(), n_members=2).noise == "diagonal"
-    for given, structure in (("auto", "diagonal"), ("diagonal", "diagonal"), ("input", "diagonal"), ("full", "full")):
-        assert (noise(40, noise=given).noise, noise(40, noise=given).noise_structure) == (given, structure)
+    assert [noise(40, noise=given).noise for given in STRUCTURES] == list(STRUCTURES)
 
 
 def test_the_noise_of_calibrated_built_in_networks_has_a_weak_prior_and_others_none():
@@ -375,7 +375,9 @@ def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
     small, large = plan(1000).training, plan(1001).training
     assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 250, 0.04)
     assert (large.batch_size, large.max_epochs, large.learning_rate) == (512, 128, 0.04)  # 250 steps
-    assert plan(100_000).training.max_epochs == 2
+    large = plan(5001).training
+    assert (large.batch_size, large.max_epochs) == (1024, 52)
+    assert plan(100_000).training.max_epochs == 9
     small, large = (plan(m, preset="evidence", **training(early_stopping=False)).training for m in (5000, 5001))
     assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 250, 0.04)
     assert (large.batch_size, large.max_epochs, large.learning_rate) == (1024, 82, 0.04)  # 400 steps

@@ -6,14 +6,14 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import close, refused, reloaded, sine
+from helpers import close, held_from, refused, reloaded, sine
 from numpy import ndarray
 
 from lastlayer import BLLRegressor
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.rows import Points
-from lastlayer.predictor.member import NOTHING, Unseen, keys_of
+from lastlayer.predictor.member import NOTHING, Unseen
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR
 
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
@@ -37,7 +37,7 @@ def _fitted(dtype: str, weighted: bool) -> BLLRegressor:
 
 def unseen_rows(model: BLLRegressor) -> ndarray:
     """(members, rows) that each has not seen."""
-    return np.stack([member.unseen.has(model.fitted_.data(X, Y)) for member in model.members_])
+    return np.stack([held_from(member, model.fitted_.data(X, Y)) for member in model.members_])
 
 
 def two_of_a_fold(model: BLLRegressor) -> list[int]:
@@ -181,7 +181,7 @@ def test_a_saved_model_removes_the_same(tmp_path):
     np.testing.assert_array_equal(again.predict(NEW_X, return_std=True), model.predict(NEW_X, return_std=True))
 
 
-def test_rows_that_differ_have_other_keys_of():
+def test_rows_that_differ_have_other_keys():
     rng = np.random.default_rng(0)
     first = rng.standard_normal((200, 3))
     close_by = [np.where(np.arange(3) == j, np.nextafter(first, 9.0), first) for j in range(3)]
@@ -189,37 +189,37 @@ def test_rows_that_differ_have_other_keys_of():
     grid = np.stack(np.meshgrid(*[np.arange(-4.0, 5.0)] * 3), -1).reshape(-1, 3)
     every = np.concatenate([*others, grid])
     assert len(np.unique(every, axis=0)) == len(every)
-    found = keys_of(data(every[:, :2].tolist(), every[:, 2:].tolist()))
+    found = data(every[:, :2].tolist(), every[:, 2:].tolist()).keys()
     assert len(set(found)) == len(every)
 
 
 def test_a_fingerprint_is_of_the_row_alone():
     X, T = np.random.default_rng(0).standard_normal((2, 20, 2))
-    every = keys_of(data(X.tolist(), T.tolist()))
+    every = data(X.tolist(), T.tolist()).keys()
     order = np.random.default_rng(1).permutation(20)
-    np.testing.assert_array_equal(keys_of(data(X[order].tolist(), T[order].tolist(), [2.0] * 20)), every[order])
+    np.testing.assert_array_equal(data(X[order].tolist(), T[order].tolist(), [2.0] * 20).keys(), every[order])
 
 
 def test_there_is_one_zero_and_rows_of_more_dimensions_have_keys_of_all_numbers():
-    zeros = keys_of(data([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.0]], [[0.0], [0.0], [-0.0]]))
+    zeros = data([[0.0, 1.0], [-0.0, 1.0], [0.0, 1.0]], [[0.0], [0.0], [-0.0]]).keys()
     assert len(set(zeros)) == 1
     X = torch.arange(24.0, dtype=torch.float64).reshape(2, 3, 4)
     T = torch.zeros(2, 1, dtype=torch.float64)
-    np.testing.assert_array_equal(keys_of(Points(X, Readings(T))), keys_of(Points(X.flatten(1), Readings(T))))
+    np.testing.assert_array_equal(Points(X, Readings(T)).keys(), Points(X.flatten(1), Readings(T)).keys())
+
+
+def test_no_rows_are_known_by_nothing():
+    rows = data([[0.0], [1.0]], [[0.0], [1.0]])
+    rest, weight = NOTHING.without(rows.keys(), None)
+    assert (len(rest.keys), weight.tolist()) == (0, [1.0, 1.0])
 
 
 def test_weights_of_equal_rows_add_up_and_are_taken_in_turn():
-    known = Unseen.of(data([[1.0], [2.0], [1.0]], [[0.0]] * 3, [0.5, 2.0, 1.0]))
-    assert sorted(known.weight) == [1.5, 2.0]
-    asked = data([[1.0], [3.0], [1.0], [2.0], [1.0]], [[0.0]] * 5, [1.0, 5.0, 1.0, 2.0, 0.25])
-    assert known.has(asked).tolist() == [True, False, True, True, True]
-    rest, weight = known.without(asked)
+    keys = lambda *x: data([[each] for each in x], [[0.0]] * len(x)).keys()
+    known = Unseen(keys(1.0, 2.0, 1.0), np.array([0.5, 2.0, 1.0]))
+    rest, weight = known.without(keys(1.0, 3.0, 1.0, 2.0, 1.0), torch.tensor([1.0, 5.0, 1.0, 2.0, 0.25]))
     assert (len(rest.keys), weight.tolist()) == (0, [0.0, 5.0, 0.5, 0.0, 0.25])
-    rest, weight = known.without(data([[1.0]], [[0.0]]))
+    rest, weight = known.without(keys(1.0), None)
     assert (sorted(rest.weight), weight.tolist()) == ([0.5, 2.0], [0.0])
-    assert sorted(known.weight) == [1.5, 2.0]  # the value itself does not change
-    assert sorted(known.scaled(0.5).weight) == [0.75, 1.0]
-    assert Unseen.of(data([[1.0], [1.0]], [[0.0]] * 2)).weight.tolist() == [2.0]
-    assert not NOTHING.has(asked).any()
-    rest, weight = NOTHING.without(asked)
-    assert (len(rest.keys), weight.tolist()) == (0, [1.0, 5.0, 1.0, 2.0, 0.25])
+    assert known.weight.tolist() == [0.5, 2.0, 1.0]  # the value itself does not change
+    assert known.scaled(0.5).weight.tolist() == [0.25, 1.0, 0.5]

@@ -20,7 +20,7 @@ def as_array(values: Any) -> Any:
     return values.to(WIDENED.get(values.dtype, values.dtype)).numpy()
 
 
-def converted(x: torch.Tensor, dtype: torch.dtype, device: torch.device | None = None) -> torch.Tensor:
+def converted(x: torch.Tensor, dtype: torch.dtype, device: torch.device | str | None = None) -> torch.Tensor:
     """Convert to another floating-point type and device; integers, such as ids, stay integers."""
     return x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype)
 

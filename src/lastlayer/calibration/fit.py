@@ -36,8 +36,9 @@ NO_MIXTURE = np.array([-math.inf, 0.0, -math.inf, -math.inf])
 NO_FACTOR = torch.zeros(())
 SHARPNESS = 1.0
 """Members are weighted by this power of their precision."""
-FIRST_POINTS, MOST_POINTS = 500, 1_500
-"""Points of each kind in the first and in the last descent; more would add little to the LPD of new points."""
+FIRST_POINTS, SOME_POINTS, MOST_POINTS, SHARE = 500, 1_500, 5_000, 8
+"""Points of each kind in the first descent; in the last one, one in `SHARE`, at least some and at most so many: curves
+need no more, noise that depends on the input does."""
 AT_ONCE = 10_000
 """Numbers per array in a chunk, so that it stays in the processor's cache."""
 UNKNOWN, MANY_UNKNOWN = 3, 8.0
@@ -63,7 +64,7 @@ def fit_curves(
     if not n:
         empty = CalibrationPoints(np.empty(0), np.empty((0, q)), points.kind)
         return Calibration(dict.fromkeys(families, Curve.identity(q)), empty, lpd=math.nan, lpd_before=math.nan)
-    some = points.some(MOST_POINTS)
+    some = points.some(min(MOST_POINTS, max(SOME_POINTS, n // SHARE)))
     singles = {s: CurveProblem(some.of(s), [s], mixture=False, likelihood=likelihood) for s in families}
     numbers = {s: p.best([*p.starts]) for s, p in singles.items()}
     alone = {s: replace(p, points=points.of(s)).lpd(numbers[s]) for s, p in singles.items()}

@@ -159,7 +159,7 @@ class Measurements:
         variance = torch.zeros_like(t) if known is None else known[:, 0].to(t)
         return [Targets(self.functionals.output, Psi, t, torch.ones_like(t), variance, known is None)]
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Measurements":
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Measurements":
         """Move to a device, with points of another type."""
         f = self.functionals
         directions = None if f.directions is None else f.directions.to(device, dtype)

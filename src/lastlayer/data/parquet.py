@@ -121,8 +121,8 @@ class ParquetSource(Pooled):
                 )
             columns[name] = column.cast(pa.float64(), safe=False).to_numpy()
         stacked = lambda names: np.stack([columns[name] for name in names], axis=1)
-        weight = None if self.sample_weight is None else columns[self.sample_weight]
-        return stacked(self.inputs), stacked(self.targets), weight
+        weight = [] if self.sample_weight is None else [columns[self.sample_weight]]
+        return [stacked(self.inputs), stacked(self.targets), *weight]
 
 
 def _files(paths: str | Path | Sequence[str | Path]) -> str | list[str]:

@@ -1,14 +1,14 @@
 """Rows as training takes them: readings of a function at points, and of functionals of it beside them."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Int64
 from numpy import ndarray
 from torch import Tensor
 
@@ -17,29 +17,13 @@ from lastlayer._internal.work import CHUNK_ROWS, row_chunks
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.statistics import Readings, Statistics
-from lastlayer.data.copies import joined, near_groups
+from lastlayer.data.copies import fingerprints, joined, near_groups
 from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.observe import FeatureMap, Measurements
 from lastlayer.data.scaling import Scales
 from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
 from lastlayer.settings.types import Given, Shape
-
-
-@runtime_checkable
-class Observations(Protocol):
-    """A kind of observation of the function: `Points`, its values at rows, or `Measurements` of its functionals."""
-
-    @property
-    def readings(self) -> Readings: ...
-
-    def moments(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
-        """Statistics of linear features; if some noise is known, as far as `noise_var` is learned."""
-        ...
-
-    def targets(self, linear: FeatureMap) -> list[Targets]:
-        """Targets of each output with their known noise."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -70,11 +54,11 @@ class Points:
     def take(self, rows: Tensor | ndarray | slice) -> "Points":
         """Select rows; of a stack, the same of every network."""
         rows = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.X.device)
-        X = self.X[rows] if self.T.dim() == 2 else self.X[..., rows, :]
+        X = self.X[rows] if self.readings.t.dim() == 2 else self.X[..., rows, :]
         weight = None if self.weight is None else self.weight[..., rows]
         return Points(X, self.readings.map(lambda x: x[..., rows, :]), weight)
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Points":
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Points":
         """Move to a device, with inputs of another type; ids stay integers."""
         weight = None if self.weight is None else self.weight.to(device)
         return Points(converted(self.X, dtype, device), self.readings.map(lambda x: x.to(device)), weight)
@@ -84,6 +68,11 @@ class Points:
         weight = None if self.weight is None else self.weight.float()
         readings = replace(self.readings, t=self.T.float())
         return Points(converted(self.X, torch.float32), readings, weight)
+
+    def keys(self) -> Int64[ndarray, " m"]:
+        """Fingerprints of the rows, inputs and targets."""
+        columns = [x.detach().cpu().double().flatten(1).numpy() for x in (self.X, self.readings.values)]
+        return fingerprints(np.concatenate(columns, 1))
 
     def features(self, linear: FeatureMap) -> Float[Tensor, "*b m p"]:
         """Affine features in float64."""
@@ -105,7 +94,8 @@ class Points:
     @torch.no_grad()
     def statistics(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
         """Statistics of linear features, computed chunk by chunk."""
-        return reduce(add, (self.take(rows).moments(linear, noise_var) for rows in row_chunks(len(self.X))))
+        parts = [self] if len(self.X) <= CHUNK_ROWS else self.chunks()
+        return reduce(add, (part.moments(linear, noise_var) for part in parts))
 
     def chunks(self, size: int = CHUNK_ROWS) -> "Iterator[Points]":
         """Split the rows into chunks that fit into memory with their features."""
@@ -170,6 +160,14 @@ class Rows:
     """Index of each row's group of nearly equal rows; None: such rows were not looked for."""
     groups: Int[ndarray, " m"] | None = None
     """Index of each row's group as given, where groups that share copies are one; None: there are no groups."""
+    complete: bool = field(init=False)
+    """Whether every target is read with the learned noise alone, and there are no functionals."""
+    learned: bool = field(init=False)
+    """Whether all noise is learned."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "complete", self.main.readings.complete and not self.beside)
+        object.__setattr__(self, "learned", self.main.readings.known is None and not self.beside)
 
     @classmethod
     def of(cls, given: Given, likelihood: Likelihood, scales: Scales | None = None) -> "Rows":
@@ -211,20 +209,10 @@ class Rows:
             ids=not self.main.X.is_floating_point(),
         )
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> "Rows":
+    def to(self, device: torch.device | str, dtype: torch.dtype) -> "Rows":
         """Move to a device, with inputs of another type; ids stay integers."""
         beside = tuple(seen.to(device, dtype) for seen in self.beside)
         return replace(self, main=self.main.to(device, dtype), beside=beside)
-
-    @property
-    def complete(self) -> bool:
-        """Whether every target is read with the learned noise alone, and there are no functionals."""
-        return self.main.readings.complete and not self.beside
-
-    @property
-    def learned(self) -> bool:
-        """Whether all noise is learned."""
-        return self.main.readings.known is None and not self.beside
 
     def take(self, rows: Tensor | ndarray | slice) -> "Rows":
         """Select rows of the table; functionals stay."""
@@ -247,8 +235,8 @@ class Rows:
         return Rows(Points(main.X[index], main.readings.map(lambda x: x[index]), weight), self.beside)
 
     @property
-    def kinds(self) -> tuple[Observations, ...]:
-        """Everything that was observed of the function."""
+    def kinds(self) -> tuple[Points | Measurements, ...]:
+        """Everything that was observed of the function: each kind has `readings`, `moments` and `targets`."""
         return (self.main, *self.beside)
 
     def statistics(self, linear: FeatureMap, noise_var: Float[Tensor, "*b q"] | None = None) -> Statistics:

@@ -27,7 +27,8 @@ POOL_NUMBERS = 2**20
 """Input values in a pool, unless batches are large: 8 MB in float64."""
 BLOCK_ROWS = 1_024
 
-Columns = tuple[ndarray, ndarray, ndarray | None]  # inputs, targets and weights of some rows
+Columns = list[ndarray]
+"""Inputs, targets and perhaps weights of some rows."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ class Pooled:
         order = Order.of(self.unit_rows, seed)
         totals = batch_lengths(self.n_rows, size)
         for total, rows in zip(totals[first:], self.pieces(order, totals, size=size, first=first), strict=True):
-            yield Batch.loaded(_taken(rows, slice(process_group.rank, None, process_group.world_size)), total)
+            yield Batch.loaded([part[process_group.rank :: process_group.world_size] for part in rows], total)
 
     def pieces(self, order: "Order", lengths: list[int], *, size: int, first: int) -> Iterator[Columns]:
         """Read the rows in pieces of given lengths, with one pool of units in memory at a time."""
@@ -269,14 +270,16 @@ class Pooled:
                 position += n
                 continue
             each = zip(order.units[pool].tolist(), order.starts[pool], order.stops[pool], strict=True)
-            read = _joined([_taken(self.read(unit), slice(start, stop)) for unit, start, stop in each])
-            skipped = max(0, todo[0].start - position) if held is None else 0
-            held = _joined([held, _taken(read, shuffled[skipped:])])
+            read = _joined([[part[start:stop] for part in self.read(unit)] for unit, start, stop in each])
+            shuffled = shuffled[max(0, todo[0].start - position) :] if held is None else shuffled
+            read = [part[shuffled] for part in read]
+            held = read if held is None else _joined([held, read])
             position += n
             while todo and todo[0].stop <= position:
                 cut = todo.pop(0)
-                yield _taken(held, slice(cut.stop - cut.start))
-                held = _taken(held, slice(cut.stop - cut.start, None))
+                length = cut.stop - cut.start
+                yield [part[:length] for part in held]
+                held = [part[length:] for part in held]
             held = held if len(held[0]) else None
 
 
@@ -353,7 +356,7 @@ class ArraySource(Pooled):
 
     def read(self, unit: int) -> Columns:
         rows = slice(unit * BLOCK_ROWS, (unit + 1) * BLOCK_ROWS)
-        return self.X[rows], self.y[rows], None if self.sample_weight is None else self.sample_weight[rows]
+        return [part[rows] for part in (self.X, self.y, self.sample_weight) if part is not None]
 
 
 @dataclass(frozen=True)
@@ -373,18 +376,8 @@ class Without(Pooled):
 
     def read(self, unit: int) -> Columns:
         here = self.rows[self.rows // BLOCK_ROWS == unit] - unit * BLOCK_ROWS
-        X, y, weight = self.source.read(unit)
-        kept = lambda values: np.delete(values, here, axis=0)
-        return kept(X), kept(y), None if weight is None else kept(weight)
+        return [np.delete(part, here, axis=0) for part in self.source.read(unit)]
 
 
-def _joined(parts: "list[Columns | None]") -> Columns:
-    X, y, weight = zip(*[part for part in parts if part is not None], strict=True)
-    if len(X) == 1:
-        return X[0], y[0], weight[0]
-    return np.concatenate(X), np.concatenate(y), None if weight[0] is None else np.concatenate(weight)
-
-
-def _taken(rows: Columns, at: "ndarray | slice") -> Columns:
-    X, y, weight = rows
-    return X[at], y[at], None if weight is None else weight[at]
+def _joined(parts: list[Columns]) -> Columns:
+    return [each[0] if len(each) == 1 else np.concatenate(each) for each in zip(*parts, strict=True)]

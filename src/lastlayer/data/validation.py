@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, validate_data
 
 from lastlayer._internal.arrays import as_array, check_finite, contiguous
@@ -23,6 +24,14 @@ LARGEST_INPUT = 1e300
 """Magnitude up to which differences of inputs do not overflow in float64."""
 LARGEST_WEIGHT = 2.0**53
 """Counts up to this are exact in float64."""
+
+
+def random_numbers(random_state: Any) -> np.random.RandomState:
+    return check_random_state(int(np.random.default_rng().integers(2**32)) if random_state is None else random_state)
+
+
+def seed_of(random_state: Any) -> int:
+    return int(random_numbers(random_state).randint(2**31 - 1))
 
 
 def validated(
@@ -50,6 +59,7 @@ def validated(
         None if noise_std is None else check_noise_std(noise_std, T),
         check_observations(observations) if observations else (),
         y_ndim=y.ndim,
+        is_table=X.ndim == 2 and X.dtype.kind == "f",
     )
 
 

@@ -7,21 +7,22 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Int64
+from numpy import ndarray
 
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut
-from lastlayer.bayes.posterior import Posterior, leave_one_out_cost
+from lastlayer.bayes.posterior import leave_one_out_cost
 from lastlayer.calibration.points import REGIONS, HeldOutPoints
 from lastlayer.data.rows import Rows
 from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.splits import Split
 from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
-from lastlayer.networks.mlp import features_of, finite_features
+from lastlayer.networks.mlp import copied, features_of, finite_features
 from lastlayer.predictor.member import Member, Unseen
-from lastlayer.settings.types import Family, Settings
+from lastlayer.settings.types import STRUCTURES, Family
 
 ROWS_PER_FEATURE = 10
 """With this many rows per feature that the data determine, a last layer may learn the rows it was evaluated on."""
@@ -34,12 +35,7 @@ class Fit:
     """A network with the last layer fitted to its training rows."""
 
     task: Task
-    network: nn.Module
-    posterior: Posterior
-
-    @property
-    def member(self) -> Member:
-        return Member(self.network, self.posterior, self.task.family)
+    member: Member
 
 
 @dataclass(frozen=True)
@@ -47,24 +43,22 @@ class CrossFit:
     """Networks with their last layers, each fitted to all rows but those of its split."""
 
     rows: Rows
-    settings: Settings
-    fits: list[Fit]
-
-    @property
-    def folds(self) -> list[Fit]:
-        """The networks that held out rows, which calibrate the model."""
-        return [fit for fit in self.fits if len(fit.task.split.held)]
+    n_members: int
+    """Largest number of members of a family."""
+    folds: list[Fit]
+    """The networks that held out rows, which calibrate the model."""
+    whole: list[Fit]
+    """The networks of all rows."""
 
     def members(self) -> list[Member]:
         """Networks of random splits, or those fitted to all rows, as far as wanted of each family."""
-        whole = [fit for fit in self.fits if fit.task.split.kind == "all"]
-        # what was fitted to all rows replaces those of random splits where one of them is enough
-        crossed = [f for f in self.fits if f.task.split.kind == "random" and not (whole and f.task.family.once)]
-        n, made = self.settings.ensemble.n_members, Counter[Family]()
-        members = []
-        for fit in crossed + whole:
+        crossed = [fit for fit in self.folds if fit.task.split.kind == "random" and not fit.task.family.once]
+        keys = self.rows.main.keys() if crossed else None
+        members, made = list[Member](), Counter[Family]()
+        for fit in crossed + self.whole:
             made[fit.task.family] += 1
-            members += [self._member(fit)] if made[fit.task.family] <= n else []
+            if made[fit.task.family] <= self.n_members:
+                members.append(self._member(fit, keys))
         return members
 
     def held_out(self) -> HeldOutPoints:
@@ -79,7 +73,7 @@ class CrossFit:
         """The held-out rows, for Algorithm 1."""
         held = [self.rows.main.take(fit.task.split.held) for fit in self.folds]
         return [
-            HeldOut(fit.posterior, fit.member.features(rows.X), rows.readings.values)
+            HeldOut(fit.member.posterior, fit.member.features(rows.X), rows.readings.values)
             for fit, rows in zip(self.folds, held, strict=True)
         ]
 
@@ -89,8 +83,8 @@ class CrossFit:
         for fit in fits:
             split, rows = fit.task.split, self.rows.main.take(fit.task.split.held)
             with torch.no_grad():  # not checked: networks that fail at held-out rows show it in their scores
-                Phi = affine_features(features_of(fit.network, rows.X)).double()
-            parts.append(HeldOutPoints.by(fit.posterior, Phi, rows, split.kind, fit.task.family))
+                Phi = affine_features(features_of(fit.member.network, rows.X)).double()
+            parts.append(HeldOutPoints.by(fit.member.posterior, Phi, rows, split.kind, fit.task.family))
         order = np.argsort(np.concatenate([fit.task.split.held for fit in fits]), kind="stable")
         return HeldOutPoints.joined(parts)[order]
 
@@ -103,21 +97,22 @@ class CrossFit:
                 most[family] = fit
         for family, fit in most.items():
             rows = self.rows.main.take(fit.task.split.train)
-            weight = torch.ones_like(rows.T[:, 0]) if rows.weight is None else rows.weight
-            cost = fit.posterior.variance_ratio(fit.member.features(rows.X))
+            weight = torch.ones_like(rows.readings.t[:, 0]) if rows.weight is None else rows.weight
+            cost = fit.member.posterior.variance_ratio(fit.member.features(rows.X))
             cost = cost if cost.dim() == 1 else cost.mean(-1)
             inside[family] = float((leave_one_out_cost(weight * cost) / weight).max())
         return inside
 
-    def _member(self, fit: Fit) -> Member:
+    def _member(self, fit: Fit, keys: Int64[ndarray, " m"] | None) -> Member:
         """The member of a fit, which learns its held-out rows only if they change it little."""
-        split, posterior = fit.task.split, fit.posterior
-        if not len(split.held):
+        split, posterior, main = fit.task.split, fit.member.posterior, self.rows.main
+        if keys is None or not len(split.held):
             return fit.member
-        held = self.rows.main.take(split.held)
         if ROWS_PER_FEATURE * posterior.determined > split.n_groups:
-            return replace(fit.member, unseen=Unseen.of(held))
-        more = held.statistics(partial(finite_features, fit.network), posterior.Sigma_E.diagonal())
+            weight = np.ones(len(keys)) if main.weight is None else main.weight.numpy(force=True)
+            return replace(fit.member, unseen=Unseen(keys[split.held], weight[split.held]))
+        noise_var = posterior.Sigma_E.diagonal()
+        more = main.take(split.held).statistics(partial(finite_features, fit.member.network), noise_var)
         return replace(fit.member, posterior=posterior.update(more))
 
 
@@ -135,17 +130,19 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
         again = [1000 * i for i in range(n)] if not family.once else [0]
         tasks += [Task(Split(np.arange(m), np.empty(0, int), "all", m), family, seed + more) for more in again]
     with architecture.seeded():
-        networks = Trainer(architecture, rows, run).networks(tasks)
+        networks = [copied(network) for network in Trainer(architecture, rows, run).networks(tasks)]
     with run.stage("last layers", WORK_PER_ROW * m):
-        parts = (rows.main.take(task.split.train) for task in tasks)
-        each = zip(parts, (partial(finite_features, network) for network in networks), strict=True)
-        sums = (at.statistics(of) if rows.learned else Rows(at, rows.beside).by_noise(of) for at, of in each)
+        of = [partial(finite_features, network) for network in networks]
+        parts = ((rows.main.take(task.split.train), linear) for task, linear in zip(tasks, of, strict=True))
+        by_noise = lambda at, linear: Rows(at, rows.beside).by_noise(linear)
+        sums = (at.statistics(linear) if rows.learned else by_noise(at, linear) for at, linear in parts)
         layer = settings.layer
         posteriors = by_evidence(
-            sums, noise=layer.noise_structure, bias_prior=layer.bias_prior, noise_prior=layer.noise_prior
+            sums, noise=STRUCTURES[layer.noise], bias_prior=layer.bias_prior, noise_prior=layer.noise_prior
         )
-    made = map(Fit, tasks, networks, posteriors)
-    fits = {(id(fit.task.split), fit.task.family, fit.task.seed): fit for fit in made}
+    made = zip(tasks, networks, posteriors, strict=True)
+    found = {(id(task.split), task.family, task.seed): (network, posterior) for task, network, posterior in made}
     order = wanted + [task for task in tasks if task.split.kind == "all"]
-    own = [fits[id(t.split), stands_in(t.split, t.family), t.seed] for t in order]
-    return CrossFit(rows, settings, [replace(fit, task=task) for task, fit in zip(order, own, strict=True)])
+    own = [found[id(t.split), stands_in(t.split, t.family), t.seed] for t in order]
+    fits = [Fit(task, Member(*parts, task.family)) for task, parts in zip(order, own, strict=True)]
+    return CrossFit(rows, n_members, fits[: len(wanted)], fits[len(wanted) :])

@@ -20,7 +20,7 @@ from lastlayer._internal.work import progress_bar, threads_for
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.errors import InputError
 from lastlayer.networks.architecture import Architecture
-from lastlayer.settings.types import Settings
+from lastlayer.settings.types import Settings, TrainingOptions
 from lastlayer.training import Checkpoint, Optimizer, Problem, TrainingHistory, clear_checkpoints, train
 
 LOGGER = logging.getLogger("lastlayer")
@@ -85,13 +85,14 @@ class Run:
 
 
 @contextmanager
-def running(n_jobs: Any, verbose: Any, progress: bool, checkpoint: Any) -> Iterator[Run]:
+def running(n_jobs: Any, verbose: Any, progress: bool, training: TrainingOptions | None) -> Iterator[Run]:
     """Context of a fit, by the parameters of an estimator."""
     whole = lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if n_jobs is not None and not (whole(n_jobs) and n_jobs):
         raise InputError(f"n_jobs={n_jobs!r} must be None, a number of threads, or -1 for all cores")
     if verbose not in (True, False) and not (whole(verbose) and verbose >= 0):
         raise InputError(f"verbose={verbose!r} must be 0, 1 for the stages of a fit, or 2 for details")
+    checkpoint = None if training is None else training.checkpoint
     with nullcontext() if n_jobs is None else threads(n_jobs), shown(verbose) if verbose else nullcontext():
         yield Run(progress, checkpoint)
     if checkpoint is not None and not ProcessGroup.current().rank:

@@ -68,7 +68,7 @@ def centres(X: Float[ndarray, "m d"], groups: Int[ndarray, " m"]) -> Float[ndarr
 def folds_for(settings: Settings, rows: Rows, *, splitter: Any = None, labels: Any = None) -> list[Split]:
     """Splits that the plan prescribes: none, unless training rows calibrate; `labels`: groups as given."""
     plan, n_blocks, rng = settings.plan, settings.ensemble.n_blocks, np.random.default_rng(settings.seed)
-    X, y = rows.main.X.numpy(force=True), rows.main.T.numpy(force=True)
+    X, y = rows.main.X.numpy(force=True), rows.main.readings.t.numpy(force=True)
     X = X[..., None] if settings.network.ids else X  # ids are not points of a space that could be split into blocks
     if plan.rows == "given":
         return given_splits(splitter, X, y, labels)

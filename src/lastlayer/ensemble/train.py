@@ -27,7 +27,7 @@ from lastlayer.ensemble.splits import Split
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.fourier import fourier_network
 from lastlayer.networks.mlp import InputSkip, PiecewiseEncoding, StackedMLP, bins_of, encoded, finite_features
-from lastlayer.settings.types import NETWORK, Family
+from lastlayer.settings.types import DTYPES, NETWORK, STRUCTURES, Family
 from lastlayer.training import (
     FullBatch,
     MiniBatches,
@@ -44,6 +44,8 @@ from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths,
 logger = logging.getLogger(__name__)
 ROWS_PER_CORE = 200
 """Rows below which a second core costs more than it gains."""
+PATIENCE = 40
+"""Steps without progress after which the learning rate falls, at least two passes over the rows."""
 REGION_STEPS = 0.6
 """Steps of networks that leave out a region, over those of the others."""
 
@@ -122,9 +124,9 @@ class Trainer:
         """Encodings fitted to training rows, so that held-out rows lie outside them as new rows will."""
         if tasks[0].family.encoding == "raw":
             return [None] * len(tasks)
-        main, dtype = self.rows.main, self.architecture.settings.place.torch_dtype
+        main, dtype = self.rows.main, DTYPES[self.architecture.settings.place.dtype]
         n_bins = bins_of(main.X)
-        return [PiecewiseEncoding.of(main.take(task.split.train).X, n_bins).to(dtype) for task in tasks]
+        return [PiecewiseEncoding.of(main.X[task.split.train], n_bins).to(dtype) for task in tasks]
 
     def _trained(self, tasks: list[EncodedTask], stage: int, stop: Event) -> list[nn.Module]:
         """Train networks as stacks: as many steps as held-out rows ask for, and the others by their example."""
@@ -157,7 +159,7 @@ class Trainer:
             rows = task.split.train if whole is None else task.split.train[whole[task.split.train]]
             parts.append(rows[torch.randperm(len(rows), generator=generator).numpy()[:MOST_ROWS]])
         data = self.rows.stacked(parts).main
-        T = data.T[..., outputs]
+        T = data.readings.t[..., outputs]
         weight = torch.ones_like(T[..., 0]) if data.weight is None else data.weight
         device, prior = data.X.device, self.architecture.settings.layer.bias_prior
         n_frequencies = self.architecture.settings.network.n_frequencies
@@ -181,7 +183,7 @@ class Trainer:
         tasks, encodings = [task for task, _ in items], [encoding for _, encoding in items if encoding is not None]
         settings, main = self.architecture.settings, self.rows.main
         s, layer, d, device = settings.network, settings.layer, main.X.shape[1], main.X.device
-        n_inputs, dtype = len(encodings[0].column) if encodings else d, settings.place.torch_dtype
+        n_inputs, dtype = len(encodings[0].column) if encodings else d, DTYPES[settings.place.dtype]
         generators = [torch.Generator().manual_seed(task.seed) for task in tasks]
         activation = tasks[0].family.activation or s.activation
         stack = StackedMLP(n_inputs, s.hidden, generators=generators, activation=activation).to(device)
@@ -207,12 +209,13 @@ class Trainer:
                     parts,
                     watched=[task.split.held for task in tasks] if watched else (),
                     prior_precision=precision,
-                    noise=layer.noise_structure,
+                    noise=STRUCTURES[layer.noise],
                     bias_prior=layer.bias_prior,
                     batch_size=settings.training.batch_size,
                     seed=settings.seed,
                 )
-                options["plateau"] = Plateau(problem.watch if watched else None)
+                patience = max(PATIENCE, 2 * problem.n_batches)
+                options["plateau"] = Plateau(problem.watch if watched else None, patience=patience)
                 most = settings.training.max_epochs * problem.n_batches if most is None else most
             steps = self._train(problem, network, tasks, place, most=most, **options).best_epoch
         stack.to(dtype)
@@ -226,7 +229,7 @@ class Trainer:
         s, main, generator = self.architecture.settings, self.rows.main, torch.Generator().manual_seed(task.seed)
         rows = self.rows if len(task.split.train) == len(main.X) else self.rows.take(task.split.train)
         network = self.architecture.build(main.X.shape[1], generator, task.family, encoding)
-        network = network.to(device=main.X.device, dtype=s.place.torch_dtype)
+        network = network.to(device=main.X.device, dtype=DTYPES[s.place.dtype])
         with torch.no_grad():
             n_features = finite_features(network.eval(), rows.main.X[:2]).shape[1]
         objective = objective_for(self.rows, s, (), n_features, generator)
@@ -242,7 +245,7 @@ class Trainer:
             score = partial(problem.held_out_score, rows.main.take(stopping))
             validation = Validation(score, first=first, every=every, patience=s.training.patience)
         self._train(problem, network, [task], place, validation=validation)
-        return network.to(s.place.torch_dtype)
+        return network.to(DTYPES[s.place.dtype])
 
     def _for_stopping(self, train: ndarray, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices into the training rows for early stopping, none if it is off or not possible, and the others."""
@@ -264,7 +267,7 @@ class Trainer:
         checkpoint = None
         if self.run.checkpoint is not None and isinstance(problem, MiniBatches | StackedNetworks):
             used = digest_of(*[task.split.train for task in tasks])
-            data = {"rows": len(self.rows.main.T), "digest": self.run.digest, "digest of the rows used": used}
+            data = {"rows": len(self.rows.main.X), "digest": self.run.digest, "digest of the rows used": used}
             precisions = [task.family.prior_precision for task in tasks]
             name = "training-{}-{}".format(*place)
             checkpoint = self.run.state(name, self.architecture, network, precisions, data)

@@ -10,14 +10,13 @@ import torch
 from jaxtyping import Float
 from numpy import ndarray
 from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
 from lastlayer.calibration.alpha import AlphaCurve
 from lastlayer.calibration.curve import Calibration
 from lastlayer.data.observe import Functionals, Observations, Pointwise, check_observations, functionals_at
 from lastlayer.data.rows import Points
-from lastlayer.data.validation import check_weight, check_X, check_Xy
+from lastlayer.data.validation import check_weight, check_X, check_Xy, random_numbers
 from lastlayer.errors import InputError
 from lastlayer.estimators.stage import FeatureStage, StagedPredictor
 from lastlayer.networks.mlp import copied
@@ -53,13 +52,6 @@ class BaseRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """Predict the mean of the targets, and their standard deviation on request."""
         p = self.predictive(X)
         return (p.point, p.std) if return_std else p.point
-
-    def _seed(self) -> int:
-        return int(random_numbers(self.random_state).randint(2**31 - 1))
-
-
-def random_numbers(random_state: Any) -> np.random.RandomState:
-    return check_random_state(int(np.random.default_rng().integers(2**32)) if random_state is None else random_state)
 
 
 class LastLayerRegressor(BaseRegressor):

@@ -12,7 +12,6 @@ from lastlayer._internal.arrays import as_array
 from lastlayer.calibration.points import REGIONS
 from lastlayer.ensemble.crossfit import Fit
 from lastlayer.errors import InputError
-from lastlayer.networks.mlp import copied
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
@@ -73,9 +72,8 @@ class HeldOutRows:
             held = np.flatnonzero(np.isin(place, split.held))
             fold[held[fold[held] < 0]] = len(folds)
             train = np.flatnonzero(np.isin(place, split.train))
-            members = sorted((fit.member for fit in part), key=lambda member: order.index(member.family))
-            kept = tuple(replace(member, network=copied(member.network)) for member in members)
-            folds.append(HeldOutFold(held, train, replace(fitted, members=kept, conformal_scores=None)))
+            members = tuple(sorted((fit.member for fit in part), key=lambda member: order.index(member.family)))
+            folds.append(HeldOutFold(held, train, replace(fitted, members=members, conformal_scores=None)))
         rows = np.flatnonzero(fold >= 0)
         return cls(tuple(folds), rows, fold[rows]) if len(rows) else None
 

@@ -21,10 +21,9 @@ from lastlayer.data.copies import SHARE, distinct, whole_groups
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.observe import Observations
 from lastlayer.data.parquet import ParquetSource
-from lastlayer.data.rows import Points, Rows
-from lastlayer.data.scaling import Scales
+from lastlayer.data.rows import Rows
 from lastlayer.data.sources import ArraySource, Source, Without
-from lastlayer.data.validation import check_groups, validated
+from lastlayer.data.validation import check_groups, seed_of, validated
 from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
 from lastlayer.ensemble.run import Run, running
 from lastlayer.ensemble.source import train_on_source
@@ -34,16 +33,15 @@ from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.stage import FeatureStage
 from lastlayer.likelihoods import NAMES, choose
-from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
 from lastlayer.predictor.codec import pack, unpack
 from lastlayer.predictor.fitted import Fitted
-from lastlayer.predictor.member import Member, training_costs
+from lastlayer.predictor.member import training_costs
 from lastlayer.settings.resolve import check as check_parameters
 from lastlayer.settings.resolve import options_of, resolve
-from lastlayer.settings.types import Given, NoiseModel, Plan, Settings, Shape, TrainingOptions
+from lastlayer.settings.types import DTYPES, Given, NoiseModel, Plan, Settings, Shape, TrainingOptions
 
 STREAMED_ROWS = 200_000
 """Memory maps with more rows than this are streamed from disk by default."""
@@ -243,7 +241,7 @@ class BLLRegressor(LastLayerRegressor):
         if mapped and (self.batch_size != "auto" or len(X) > STREAMED_ROWS):
             with ProcessGroup.current().guarded():
                 return self._fit_mapped(X, y, sample_weight, validation_data, groups)
-        seed = self._seed()
+        seed = seed_of(self.random_state)
         nd, known = self.backbone is not None, {"noise_std": noise_std, "observations": observations}
         given = validated(self, X, y, sample_weight, groups=groups, nd=nd, partly=True, **known)
         by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
@@ -254,15 +252,14 @@ class BLLRegressor(LastLayerRegressor):
         rows = Rows.of(used, likelihood)
         shape = replace(rows.shape, validation=validation_data is not None)
         settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)
-        with running(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
+        with running(self.n_jobs, self.verbose, self.progress, self.training) as run:
             run.digest = "" if run.checkpoint is None else digest_of(given.X, given.y, given.weight)
             _note(given, rows, settings)
-            rows = rows.to(settings.place.torch_device, settings.place.torch_dtype)
+            rows = rows.to(settings.place.device, DTYPES[settings.place.dtype])
             splits = folds_for(settings, rows, splitter=self.calibration, labels=groups)
             fits = cross_fit(rows, splits, Architecture(settings, self.backbone), run)
             with run.stage("calibration"):
-                self._hold(fits.members(), rows.main, rows.scales, settings, given.y_ndim, likelihood)
-                self._calibrate(run, validation_data, fits)
+                self._conclude(run, fits, settings, validation_data, y_ndim=given.y_ndim, likelihood=likelihood)
                 place = np.arange(len(used.X)) if used.place is None else used.place
                 self._held_out = self.fitted_, fits.folds, place
         return self
@@ -294,7 +291,7 @@ class BLLRegressor(LastLayerRegressor):
 
     def _common_seed(self) -> int:
         """Seed of the first process, for all; a given `random_state` must be the same on all processes."""
-        group, seed = ProcessGroup.current(), self._seed()
+        group, seed = ProcessGroup.current(), seed_of(self.random_state)
         group.agree({"random_state": "None" if self.random_state is None else f"seed {seed}"})
         return group.gather(seed)[0]
 
@@ -304,17 +301,16 @@ class BLLRegressor(LastLayerRegressor):
         ProcessGroup.current().agree({"digest of validation_data": held_out})
         settings = resolve(self._parameters(), Shape(None, validation_data is not None), seed=seed)
         architecture = Architecture(settings, self.backbone)
-        with running(self.n_jobs, self.verbose, self.progress, options_of(self.training).checkpoint) as run:
+        with running(self.n_jobs, self.verbose, self.progress, self.training) as run:
             with architecture.seeded():
-                member, scales, sample = train_on_source(source, architecture, run)
-            settings = replace(settings, network=replace(settings.network, ids=not sample.X.is_floating_point()))
-            self.n_features_in_ = int(sample.X.shape[1])  # scikit-learn's definition, also for images
+                fits = train_on_source(source, architecture, run)
+            X = fits.rows.main.X
+            settings = replace(settings, network=replace(settings.network, ids=not X.is_floating_point()))
+            self.n_features_in_ = int(X.shape[1])  # scikit-learn's definition, also for images
             vars(self).pop("feature_names_in_", None)
             if isinstance(source, ParquetSource):
                 self.feature_names_in_ = np.array(source.inputs, dtype=object)
-            y_ndim = 2 if len(scales.targets.mean) > 1 else 1
-            self._hold([member], sample, scales, settings, y_ndim, Gaussian())
-            self._calibrate(run, validation_data)
+            self._conclude(run, fits, settings, validation_data, y_ndim=min(2, fits.rows.main.T.shape[1]))
 
     @cached_property
     def held_out_(self) -> HeldOutRows | None:
@@ -379,40 +375,30 @@ class BLLRegressor(LastLayerRegressor):
         for name in ("fitted_", "alpha_curve_", "held_out_", "_held_out"):
             vars(self).pop(name, None)
 
-    def _hold(
-        self,
-        members: list[Member],
-        data: Points,
-        scales: Scales | None,
-        settings: Settings,
-        y_ndim: int,
-        likelihood: Likelihood,
+    def _conclude(
+        self, run: Run, fits: CrossFit, settings: Settings, validation_data: tuple[Any, Any] | None, **known: Any
     ) -> None:
-        """Store the trained members as an uncalibrated fitted value; `data` holds all or some of the training rows."""
-        assert scales is not None
-        if any(member.posterior.noise_floored for member in members) and data.varied:
+        """Store the members as a fitted value, calibrated as the settings say."""
+        members, rows = fits.members(), fits.rows
+        assert rows.scales is not None
+        if any(member.posterior.noise_floored for member in members) and rows.main.varied:
             warnings.warn(FLOORED_NOISE, FlooredNoiseWarning, stacklevel=3)
-        kept = tuple(replace(m, network=copied(m.network)) for m in members)
         self.fitted_ = Fitted(
-            inputs=scales.inputs,
-            targets=scales.targets,
-            members=kept,
-            sample_cost=training_costs(kept, data),
+            inputs=rows.scales.inputs,
+            targets=rows.scales.targets,
+            members=tuple(members),
+            sample_cost=training_costs(members, rows.main),
             settings=settings,
             n_features_in=self.n_features_in_,
             feature_names=tuple(getattr(self, "feature_names_in_", ())) or None,
-            y_ndim=y_ndim,
-            likelihood=likelihood,
+            **known,
         )
-
-    def _calibrate(self, run: Run, validation_data: tuple[Any, Any] | None, fits: CrossFit | None = None) -> None:
-        """Calibrate the fitted value as its settings say, and end the fit."""
-        self.history_, plan = dict(vars(run.history)), self.fitted_.settings.plan
+        self.history_, plan = dict(vars(run.history)), settings.plan
         if validation_data is not None:
-            (self.calibrate if plan.curves else self.tune_alpha)(*validation_data)
-        elif fits is not None and plan.curves:
+            (self.calibrate if plan.what == "curve" else self.tune_alpha)(*validation_data)
+        elif plan.what == "curve":
             self.fitted_ = revisions.calibrate(self.fitted_, fits.held_out())
-        elif fits is not None and plan.rows is not None:
+        elif plan.what == "alpha":
             self.fitted_, self.alpha_curve_ = revisions.tune_alpha_on_folds(self.fitted_, fits.alpha_folds())
         found = self.fitted_
         logger.info("fitted %d members; best alone: %s", len(found.members), found.members[0].family)
@@ -475,7 +461,7 @@ class BLLRegressor(LastLayerRegressor):
 
 def _note(given: Given, rows: Rows, settings: Settings) -> None:
     """Log what is fitted and by which settings; warn of missing targets, and of copies where rows are held out."""
-    shape, q = rows.main.X.shape, rows.main.T.shape[1]
+    shape, q = rows.main.X.shape, given.y.shape[1]
     n_rows, inputs = f"{shape[0]:,}", " x ".join(map(str, shape[1:]))
     place = settings.place.device
     logger.info("fit to %s rows, %s inputs, %d outputs on %s; calibration: %s", n_rows, inputs, q, place, settings.plan)
@@ -491,7 +477,7 @@ def _note(given: Given, rows: Rows, settings: Settings) -> None:
         )
     n_used = len(given.X) if given.weight is None else int((given.weight > 0).sum())
     n_groups = n_used if rows.copies is None else int(rows.copies.max()) + 1
-    if settings.plan in (Plan("folds"), Plan("holdout")) and n_groups <= (1 - SHARE) * n_used:
+    if settings.plan in (Plan("folds", "curve"), Plan("holdout", "curve")) and n_groups <= (1 - SHARE) * n_used:
         warnings.warn(
             f"{n_used} rows are equal or nearly equal to one of {n_groups}: copies are held out together, so "
             "that the model is evaluated on rows that are new to it",

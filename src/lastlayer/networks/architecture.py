@@ -27,7 +27,7 @@ class Architecture:
     def seeded(self) -> AbstractContextManager[None]:
         """Context in which to build and train networks: users' networks draw from torch's global generators."""
         s = self.settings
-        return nullcontext() if self.backbone is None else seeded(s.seed, s.place.torch_device)
+        return nullcontext() if self.backbone is None else seeded(s.seed, torch.device(s.place.device))
 
     def build(
         self,

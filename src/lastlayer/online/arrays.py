@@ -20,6 +20,7 @@ from lastlayer.formula.ops import FloatOps, NumPyOps, TorchOps
 from lastlayer.networks.mlp import LARGEST_FEATURE
 from lastlayer.online.layers import LayerStack
 from lastlayer.predictor.fitted import Fitted, as_array, curves_of
+from lastlayer.settings.types import DTYPES
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class Features:
     @classmethod
     def of(cls, layer: State, fitted: Fitted) -> "Features":
         """Features of MLPs in float64 of a table are computed in NumPy."""
-        network, s = layer.network, fitted.settings
-        double = network.one is None or network.one.dtype == s.place.torch_dtype == torch.float64
+        network, place = layer.network, fitted.settings.place
+        double = network.one is None or network.one.dtype == DTYPES[place.dtype] == torch.float64
         if double and network.own is None and fitted.inputs is not None:
             return cls(network.map(as_array), len(layer.places), None)
-        return cls(network, len(layer.places), torch.zeros(0, dtype=s.place.torch_dtype, device=s.place.torch_device))
+        return cls(network, len(layer.places), torch.zeros(0, dtype=DTYPES[place.dtype], device=place.device))
 
     def features(self, z: Float[ndarray, "m *d"]) -> Float[ndarray, "c m k"]:
         if self.place is None:

@@ -223,7 +223,7 @@ class OnlineModel:
     def _current(self, *, faded: bool = False) -> Fitted:
         """The current model; faded: with its rows at the weights they have now, which `_adopt` starts from."""
         totals = self._totals(self.memory.kept(self._n_since) if faded else 1.0)
-        kept, device = self.memory.kept(self._n_adopted), self._fitted.settings.place.torch_device
+        kept, device = self.memory.kept(self._n_adopted), self._fitted.settings.place.device
         members = [replace(member, unseen=member.unseen.scaled(kept)) for member in self._fitted.members]
         for group, total in zip(self._groups, totals, strict=True):
             for i, place in enumerate(group.places):

@@ -24,7 +24,7 @@ from lastlayer.networks.mlp import PiecewiseEncoding, copied, parts_of
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member, Unseen
-from lastlayer.settings.types import FOURIER, Family
+from lastlayer.settings.types import DTYPES, FOURIER, STRUCTURES, Family
 
 PROBES = 13
 """Number of random points at which a model from a file is tested."""
@@ -167,15 +167,13 @@ def _member(
     settings = architecture.settings
     about: AboutMember = codec.Reader(tensors, {"q": q}, LIMITS).unpack(AboutMember, content, name)
     posterior = Posterior(
-        _statistics(tensors, f"{name}.statistics.", q).to(settings.place.torch_device),
+        _statistics(tensors, f"{name}.statistics.", q).to(settings.place.device),
         about.log_alpha_star,
-        checked.covariance(f"{name}.noise_cov", about.noise_cov).to(settings.place.torch_device),
-        settings.layer.noise_structure,
+        checked.covariance(f"{name}.noise_cov", about.noise_cov).to(settings.place.device),
+        STRUCTURES[settings.layer.noise],
         settings.layer.bias_prior,
         checked=False,
     )
-    if (about.unseen.keys[1:] <= about.unseen.keys[:-1]).any():
-        raise ValueError(f"{name}.unseen.keys are not in ascending order")
     network = _network(tensors, f"{name}.network.", about.family, architecture, d)
     return Member(copied(network), posterior, about.family, about.unseen, about.tuned), about.process
 
@@ -189,7 +187,7 @@ def _network(tensors: dict[str, Tensor], prefix: str, family: Family, architectu
     # convert the type before loading: a float32 module would round float64 weights
     with architecture.seeded():
         network = architecture.build(d, torch.Generator(), family, encoding)
-    network = network.to(place.torch_device, None if family.once else place.torch_dtype)
+    network = network.to(place.device, None if family.once else DTYPES[place.dtype])
     for name, value in network.state_dict().items():
         checked.tensor(own, name, *value.shape, dtype=value.dtype)
     network.load_state_dict(own)

@@ -31,7 +31,7 @@ from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.member import Member
 from lastlayer.predictor.module import Predictor
-from lastlayer.settings.types import FOURIER, Family, Given, Settings
+from lastlayer.settings.types import DTYPES, FOURIER, Family, Given, Settings
 
 CACHED = 2**16
 """Numbers of an intermediate array per thread: larger ones leave the cache, and are allocated anew at every step."""
@@ -219,7 +219,7 @@ class Fitted:
         """
         Z = torch.from_numpy(np.array(X, order="C"))
         Z = Z if self.inputs is None else self.inputs.forward(Z)
-        return converted(Z, self.settings.place.torch_dtype, self.settings.place.torch_device)
+        return converted(Z, DTYPES[self.settings.place.dtype], self.settings.place.device)
 
     def check_reach(self, X: ndarray, y: Float[ndarray, "m q"] | None = None) -> None:
         """Check that rows are close enough to the training data for finite predictions."""
@@ -232,7 +232,7 @@ class Fitted:
         """Convert rows to training data."""
         given = Given(X, np.asarray(y, dtype=float).reshape(len(y), -1), sample_weight)
         rows = Rows.of(given, self.likelihood, Scales(self.inputs, self.targets)).main
-        return rows.to(self.settings.place.torch_device, self.settings.place.torch_dtype)
+        return rows.to(self.settings.place.device, DTYPES[self.settings.place.dtype])
 
     def features(self, i: int, Z: Tensor) -> Float[Tensor, "m p"]:
         """Compute the affine features of a member.
@@ -281,13 +281,15 @@ class Fitted:
             judge = FOURIER if FOURIER in families else families[0]
             star = parts.cost_star[[family == judge for family in families]]
             beyond = star.mean(-1).mean(0) > found.curves[judge].reach
+        correlation, references = self.correlation, self.references
+        outside = formula.outside_fraction(np, references, parts.cost_star)[:, 0] if references else None
         prediction = MixturePrediction(
             component_mean=parts.mean,
             component_epistemic_var=parts.epistemic,
             component_noise_var=parts.noise * float(noise),
             affine_cost=parts.cost.mean(-1).mean(0),
             weights=parts.weights[..., 0],
-            correlation=self.correlation,
+            correlation=correlation,
             conformal_scores=self.conformal_scores if noise else None,
             beyond_reach=beyond,
             y_ndim=self.y_ndim,
@@ -295,9 +297,7 @@ class Fitted:
         if found is not None and (share := found.tails.share):
             widths = [1.0, found.tails.factor]
             prediction = prediction.split([1 - share, share], widths, widths)
-        if not self.references:
-            return prediction
-        return prediction.merged(formula.outside_fraction(np, self.references, parts.cost_star)[:, 0])
+        return prediction if outside is None else prediction.merged(outside)
 
     @cached_property
     def references(self) -> list[tuple[list[int], float]]:

@@ -9,10 +9,8 @@ from jaxtyping import Bool, Float, Int64
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer._internal.work import row_chunks
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior, leave_one_out_cost
-from lastlayer.data.copies import fingerprints
 from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import finite_features
 from lastlayer.settings.types import NETWORK, Family
@@ -26,36 +24,24 @@ class Unseen:
     """Training rows held out from a member, which must not be removed from its last layer: fingerprints, weights."""
 
     keys: Int64[ndarray, " r"]
-    """Fingerprints in ascending order."""
     weight: Float[ndarray, " r"]
     """The current weight of each."""
-
-    @classmethod
-    def of(cls, data: Points) -> "Unseen":
-        """Collect standardised rows; equal ones are counted together."""
-        keys, place = np.unique(keys_of(data), return_inverse=True)
-        weight = None if data.weight is None else data.weight.cpu().double().numpy()
-        return cls(keys, np.bincount(place, weight, len(keys)).astype(float))
-
-    def has(self, data: Points) -> Bool[ndarray, " m"]:
-        """Mask of the rows that are among these."""
-        return np.isin(keys_of(data), self.keys) if len(self.keys) else np.zeros(len(data.X), dtype=bool)
 
     def scaled(self, factor: float) -> "Unseen":
         """Down-weight these rows as the seen ones are."""
         return Unseen(self.keys, factor * self.weight)
 
-    def without(self, data: Points) -> 'tuple[Unseen, Float[ndarray, " m"]]':
+    def without(self, keys: Int64[ndarray, " m"], weight: Tensor | None) -> 'tuple[Unseen, Float[ndarray, " m"]]':
         """Remove rows; return the rest, and the weight of each row that is still to be removed from the seen ones."""
-        rest, own = self.weight.copy(), keys_of(data)
-        weight = np.ones(len(data.X)) if data.weight is None else data.weight.cpu().numpy().astype(float)
-        for row in np.flatnonzero(np.isin(own, self.keys)):
-            place = np.searchsorted(self.keys, own[row])
-            taken = min(rest[place], weight[row])
-            rest[place] -= taken
-            weight[row] -= taken
+        rest = self.weight.copy()
+        seen = np.ones(len(keys)) if weight is None else weight.double().numpy(force=True).copy()
+        for row in np.flatnonzero(np.isin(keys, self.keys)):
+            for place in np.flatnonzero(self.keys == keys[row]):
+                taken = min(rest[place], seen[row])
+                rest[place] -= taken
+                seen[row] -= taken
         left = rest > 0
-        return Unseen(self.keys[left], rest[left]), weight
+        return Unseen(self.keys[left], rest[left]), seen
 
 
 NOTHING = Unseen(np.empty(0, dtype=np.int64), np.empty(0))
@@ -87,22 +73,14 @@ class Member:
         return affine_features(finite_features(self.network, Z)).double()
 
 
-def keys_of(data: Points) -> Int64[ndarray, " m"]:
-    """Fingerprints of rows, inputs and targets."""
-    columns = [x.detach().cpu().double().flatten(1).numpy() for x in (data.X, data.readings.values)]
-    return fingerprints(np.concatenate(columns, 1))
-
-
 @torch.no_grad()
 def training_costs(members: Sequence[Member], data: Points) -> Float[Tensor, " n"]:
     """Quantiles of the affine costs at alpha* that the training points would have if they were new."""
-    costs = []
     data = data.take(slice(None, None, -(-len(data.X) // MOST_ROWS)))
-    for rows in row_chunks(len(data.X)):
-        each = [member.posterior.variance_ratio(member.features(data.X[rows])) for member in members]
-        costs.append(torch.stack([cost if cost.dim() == 1 else cost.mean(-1) for cost in each]).cpu())
-    new = torch.stack([torch.from_numpy(member.unseen.has(data)) for member in members])
-    return cost_quantiles(torch.cat(costs, 1), new)
+    keys = data.keys()
+    each = [member.posterior.variance_ratio(member.features(data.X)) for member in members]
+    new = torch.from_numpy(np.stack([np.isin(keys, member.unseen.keys) for member in members]))
+    return cost_quantiles(torch.stack([cost if cost.dim() == 1 else cost.mean(-1) for cost in each]).cpu(), new)
 
 
 def cost_quantiles(cost: Float[Tensor, "c m"], new: Bool[Tensor, "c m"] | None = None) -> Float[Tensor, " n"]:

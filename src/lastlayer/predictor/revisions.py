@@ -26,7 +26,7 @@ from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of, finite_features
 from lastlayer.predictor.fitted import BlockOps, Fitted, as_arrays
 from lastlayer.predictor.member import Member
-from lastlayer.settings.types import Family
+from lastlayer.settings.types import DTYPES, Family
 
 
 def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:
@@ -142,7 +142,7 @@ def with_observations(fitted: Fitted, observations: Sequence[Observations]) -> F
     assert inputs is not None
     place = fitted.settings.place
     standard = (Measurements.of(one, inputs, fitted.targets) for one in observations)
-    seen = [one.to(place.torch_device, place.torch_dtype) for one in standard]
+    seen = [one.to(place.device, DTYPES[place.dtype]) for one in standard]
 
     def changed(member: Member) -> Member:
         linear, noise_var = partial(features_of, member.network), member.posterior.Sigma_E.diagonal()
@@ -173,9 +173,10 @@ def squared_residuals(
 
 def without_rows(fitted: Fitted, data: Points) -> Fitted:
     """Remove rows from every last layer that was fitted to them."""
+    keys = data.keys()
 
     def changed(member: Member) -> Member:
-        unseen, weight = member.unseen.without(data)
+        unseen, weight = member.unseen.without(keys, data.weight)
         seen = np.flatnonzero(weight)
         if not len(seen):
             return replace(member, unseen=unseen)

@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from lastlayer.settings.types import (
     LINEAR,
     NEEDS_EVERY_TARGET,
     NO_NOISE_PRIOR,
-    NOISE_MODELS,
+    STRUCTURES,
     WEAK_NOISE_PRIOR,
     EnsembleSettings,
     Family,
@@ -71,12 +71,12 @@ FAST_BLOCKS, LARGE_TABLE_BLOCKS = 3, 2
 """Number of blocks held out with preset="fast" and for large tables, whose blocks hold many rows each."""
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows per mini-batch of a single network, for a table in memory and for a source."""
-STACK_BATCH, STACK_TABLE = 512, 1_000
-"""Rows per mini-batch of each network of a mixture, above this many rows."""
+STACK_TABLE, STACK_BATCH = 1_000, 512
+"""Above so many rows, networks of a mixture train on mini-batches of so many; above `LARGE_TABLE` on `TABLE_BATCH`."""
 
 
-WORDS: dict[str, tuple[Iterable[str], tuple[type, ...]]] = {
-    "noise": (NOISE_MODELS, ()),
+WORDS: dict[str, tuple[Collection[str], tuple[type, ...]]] = {
+    "noise": (STRUCTURES, ()),
     "bias_prior": (BIAS_PRIORS, ()),
     "dtype": (DTYPES, ()),
     "preset": (("calibrated", "fast", "evidence"), ()),
@@ -127,8 +127,8 @@ def resolve(parameters: Mapping[str, Any], data: Shape, *, seed: int) -> Setting
     spare = p["preset"] != "evidence" and data.shape is not None
     spare = spare and n_groups >= (FEW_ROWS if own_network else LEAST_ROWS)
     plan = _plan(p, data, spare=spare)
-    is_table, mixture = not data.ids and len(data.shape or (0, 0)) == 2, spare and plan.curves and not own_network
-    asked = Asked(p, data, n_rows, n_groups, plan, is_table, mixture)
+    is_table = not data.ids and len(data.shape or (0, 0)) == 2
+    asked = Asked(p, data, n_rows, n_groups, plan, is_table, spare and plan.what == "curve" and not own_network)
     device = str(p["device"]) if p["device"] != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     place, training = Place(device, p["dtype"]), _training(asked)
     settings = Settings(_network(asked), _ensemble(asked), training, _layer(asked), plan, place, seed)
@@ -147,7 +147,7 @@ def check(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Check every parameter, and combinations that no data allow; return them with the options of training."""
     p = {**parameters, **vars(options_of(parameters["training"]))}
     for name, (words, kinds) in WORDS.items():
-        if isinstance(p[name], str) or not isinstance(p[name], kinds):
+        if not (p[name] in words if isinstance(p[name], str) else isinstance(p[name], kinds)):
             check_choice(name, p[name], words)
     for name, (wanted, least, whole, free) in NUMBERS.items():
         value = p[name]
@@ -215,14 +215,14 @@ def _plan(p: Mapping[str, Any], data: Shape, *, spare: bool) -> Plan:
             raise InputError(
                 f"calibration={given!r} and validation_data both select the rows for calibration: give one of them"
             )
-        return Plan("given")
+        return Plan("given", "curve")
     if data.validation:
         return Plan("validation", "curve" if given == "auto" and p["preset"] != "evidence" else "alpha")
     if given == "alpha":
         return Plan("folds", "alpha")
     if given is None or not spare:
         return Plan()
-    return Plan("holdout" if own_network and p["n_members"] in ("auto", 1) else "folds")
+    return Plan("holdout" if own_network and p["n_members"] in ("auto", 1) else "folds", "curve")
 
 
 def _network(asked: Asked) -> NetworkSettings:
@@ -285,20 +285,20 @@ def _training(asked: Asked) -> TrainingSettings:
     plain = p["objective"] == "profiled" and not own_network
     brisk = plain and not source and not early  # early stopping needs small steps
     batch_size, epochs, share = p["batch_size"], p["max_epochs"], FAST_SHARE if p["preset"] == "fast" else 1.0
-    if batch_size == "auto" and asked.mixture and brisk and p["chunk_size"] is None:
-        batch_size = STACK_BATCH if n_rows > STACK_TABLE and not asked.data.n_beside else None
+    stack, plain = asked.mixture and brisk, plain and p["chunk_size"] is None
+    if batch_size == "auto" and stack and not asked.data.n_beside:
+        batch_size = STACK_BATCH if n_rows > STACK_TABLE else None
+        batch_size = TABLE_BATCH if n_rows > LARGE_TABLE else batch_size
     elif batch_size == "auto":
-        large = n_rows > LARGE_TABLE if complete else n_rows > TABLE_BATCH and not early
-        large = large and plain and p["chunk_size"] is None
+        large = plain and (n_rows > LARGE_TABLE if complete else n_rows > TABLE_BATCH and not early)
         batch_size = SOURCE_BATCH if source else TABLE_BATCH if large else None
     if epochs == "auto" and batch_size is None:
         epochs = round(share * (FULL_STEPS if brisk else SLOW_STEPS))
-    elif epochs == "auto" and batch_size == STACK_BATCH:
-        epochs = math.ceil(share * FULL_STEPS / (n_rows / STACK_BATCH))
     elif epochs == "auto":
         one, (least, most) = n_rows / int(batch_size), BATCH_STEPS  # steps of one pass
-        steps = min(max(2 * PASSES * one, least), most) if complete else FULL_STEPS
-        passes = max(round(share * PASSES) if complete else 1, math.ceil(share * steps / one))
+        least = FULL_STEPS if stack else least
+        steps = min(max(2 * PASSES * one, least), most) if complete or stack else FULL_STEPS
+        passes = max(round(share * PASSES) if complete and not stack else 1, math.ceil(share * steps / one))
         epochs = SOURCE_PASSES if source or own_network else passes
     rate = (4e-2 if brisk else 2e-2) if p["learning_rate"] == "auto" else p["learning_rate"]
     return TrainingSettings(
@@ -314,7 +314,7 @@ def _training(asked: Asked) -> TrainingSettings:
 
 
 def _layer(asked: Asked) -> LayerSettings:
-    p, can_vary = asked.p, asked.plan.curves and asked.data.shape is not None and asked.is_table
+    p, can_vary = asked.p, asked.plan.what == "curve" and asked.data.shape is not None and asked.is_table
     return LayerSettings(
         noise="diagonal" if p["noise"] == "auto" and not can_vary else p["noise"],
         bias_prior=p["bias_prior"],
@@ -348,7 +348,7 @@ def _check_together(settings: Settings, asked: Asked) -> None:
         )
     if not data.complete and settings.layer.noise == "full":
         raise InputError(NEEDS_EVERY_TARGET)
-    if settings.layer.noise == "input" and not (settings.plan.curves and asked.is_table):
+    if settings.layer.noise == "input" and not (settings.plan.what == "curve" and asked.is_table):
         rows = "a source without validation_data" if data.shape is None else f"X of shape {data.shape}"
         raise InputError(
             'noise="input" is fitted to held-out rows of a table: it cannot be combined with '

@@ -30,7 +30,13 @@ NEEDS_EVERY_TARGET = (
     "rows with missing targets"
 )
 NOISE_STRUCTURES: tuple[NoiseStructure, ...] = ("diagonal", "full")
-NOISE_MODELS: tuple[NoiseModel, ...] = ("auto", "diagonal", "full", "input")
+STRUCTURES: dict[NoiseModel, NoiseStructure] = {
+    "auto": "diagonal",
+    "diagonal": "diagonal",
+    "full": "full",
+    "input": "diagonal",
+}
+"""Noise structure in the evidence: noise that depends on the input is a matter of calibration."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -54,11 +60,8 @@ class Given:
     """Number of dimensions of the targets as given."""
     place: Int[ndarray, " n"] | None = None
     """Index of every row of the user among these, -1 if it has no weight; None: in the same order."""
-
-    @property
-    def is_table(self) -> bool:
-        """Whether the inputs are columns of numbers, which can be standardised."""
-        return self.X.ndim == 2 and self.X.dtype.kind == "f"
+    is_table: bool = True
+    """Whether the inputs are columns of numbers, which can be standardised."""
 
 
 @dataclass(frozen=True)
@@ -187,13 +190,8 @@ class Plan:
 
     rows: Literal["folds", "given", "holdout", "validation"] | None = None
     """Training rows in random and blocked folds, in the folds of a splitter, or held out once; or validation data."""
-    what: Literal["curve", "alpha"] = "curve"
-    """A curve for each family; or alpha alone (Algorithm 1)."""
-
-    @property
-    def curves(self) -> bool:
-        """Whether curves are fitted."""
-        return self.rows is not None and self.what == "curve"
+    what: Literal["curve", "alpha"] | None = None
+    """A curve for each family; or alpha alone (Algorithm 1); None if no rows do."""
 
     def __str__(self) -> str:
         return "none" if self.rows is None else f"{self.what}, {self.rows}"
@@ -292,11 +290,6 @@ class LayerSettings:
     likelihood: str
     """Name of the likelihood (`lastlayer.likelihoods`)."""
 
-    @property
-    def noise_structure(self) -> NoiseStructure:
-        """Noise structure in the evidence; noise that depends on the input is a matter of calibration."""
-        return "full" if self.noise == "full" else "diagonal"
-
 
 @dataclass(frozen=True)
 class Place:
@@ -304,16 +297,7 @@ class Place:
 
     device: str
     dtype: str
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Device as torch has it."""
-        return torch.device(self.device)
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Floating-point type of the networks; the last layer is always float64."""
-        return DTYPES[self.dtype]
+    """One of `DTYPES`; the last layer is always float64."""
 
 
 @dataclass(frozen=True)

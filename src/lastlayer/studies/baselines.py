@@ -18,7 +18,7 @@ from torch.nn.functional import softplus
 from lastlayer._internal.work import progress_bar
 from lastlayer.data.rows import Rows
 from lastlayer.data.scaling import Scales
-from lastlayer.data.validation import check_X, validated
+from lastlayer.data.validation import check_X, seed_of, validated
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import BaseRegressor, with_gradients
 from lastlayer.estimators.regressor import BLLRegressor
@@ -111,7 +111,7 @@ class BayesByBackpropRegressor(BaseRegressor):
         """Maximise the evidence lower bound over weight means and deviations, the last layer's prior and the noise."""
         if not self.prior_std > 0 or self.n_components < 1:
             raise InputError(f"prior_std={self.prior_std} and n_components={self.n_components} must be positive")
-        self._fit_seed, given = self._seed(), validated(self, X, y)
+        self._fit_seed, given = seed_of(self.random_state), validated(self, X, y)
         self._scales, self._y_ndim = Scales.of(given, Gaussian().read(given)), given.y_ndim
         rows = Rows.of(given, Gaussian(), self._scales)
         device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"

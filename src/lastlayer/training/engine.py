@@ -117,9 +117,9 @@ class Plateau:
     """Epochs between two scores."""
     patience: int = 40
     """Epochs without improvement after which the rate falls."""
-    min_delta: float = 0.005
+    min_delta: float = 0.003
     """Smallest improvement that counts."""
-    share: float = 0.35
+    share: float = 0.4
     """Share of the epochs in which the rate falls."""
 
 

@@ -49,7 +49,7 @@ class Objective(nn.Module):
         """NLML of a network that maps rows to linear features; some targets may be missing."""
         main = rows.main
         if rows.complete:
-            return self(linear(main.X), main.T, main.weight)
+            return self(linear(main.X), main.readings.t, main.weight)
         return statistics_nlml(rows.statistics(linear), self.log_alpha, bias_prior=self.bias_prior)
 
     @property

@@ -56,7 +56,7 @@ class FullBatch(Problem):
         super().__init__(nn.ModuleList([network, objective]), objective.log_alpha.shape)
         self.network, self.objective, self.process_group = network, objective, process_group
         self.check_every = STACK_CHECK if self.shape else 1
-        main, T = rows.main, rows.main.T
+        main, T = rows.main, rows.main.readings.t
         readings = replace(main.readings, t=T.expand(*self.shape, *T.shape[-2:]))
         self.rows = replace(rows, main=replace(main, readings=readings))
         self.chunk_size = len(main.X) if chunk_size is None and process_group.world_size > 1 else chunk_size

@@ -155,8 +155,8 @@ class StackedNetworks(Problem):
         assert isinstance(stack, StackedMLP)
         super().__init__(network, torch.Size([len(parts)]), [*stack.weights, *stack.biases])
         self.network, self.noise, self.bias_prior, self.seed = network, noise, bias_prior, seed
-        device, dtype, self.n_outputs = data.X.device, stack.weights[0].dtype, data.T.shape[-1]
-        X, T = data.X.to(dtype), data.T.to(dtype)
+        device, dtype, self.n_outputs = data.X.device, stack.weights[0].dtype, data.readings.t.shape[-1]
+        X, T = data.X.to(dtype), data.readings.t.to(dtype)
         passed = X[:, :0] if not isinstance(network, InputSkip) else X if scale is None else X * scale.reshape(-1)
         self.X, self.fixed, self.weight = X, torch.cat([passed, T, torch.ones_like(T[:, :1])], -1), data.weight
         readings = data.readings
@@ -185,7 +185,7 @@ class StackedNetworks(Problem):
         self.frozen: FrozenLayer
         """Last layers of the last step."""
         self.running: list[Tensor] | None = None
-        """Running averages over batches, per row."""
+        """Running averages over batches, times all rows."""
         self.updates, self.effective_rows, self.loaded = 0, 0.0, False
         self.nlml = torch.zeros_like(self.count)
         self.multiplications = 3 * n * sum(p.numel() for p in self.parameters)
@@ -314,16 +314,19 @@ class StackedNetworks(Problem):
             sums += [(weight * (precision > 0)).sum(1).double(), logs.double()]
         if self.n_batches > 1:
             over = lambda total, like: total.reshape(-1, *[1] * (like.dim() - 1))
-            sums = [x / over(self.batch_weight, x) for x in sums]
-            n, before = self.passes.rows.shape[1], self.running
+            new = [x.mul_(over(self.count / self.batch_weight, x)) for x in sums]
+            n, sums = self.passes.rows.shape[1], self.running
             share = share_of(n, k, self.effective_rows, speed)
-            if before is not None:
-                fine = torch.isfinite(before[0]).flatten(1).all(1)  # a network that was lost starts again
-                both = zip(before, sums, strict=True)
-                sums = [torch.where(over(fine, x), torch.lerp(old, x, share), x) for old, x in both]
-            self.effective_rows = float(n) if before is None else effective_after(self.effective_rows, share, n)
+            self.effective_rows = float(n) if sums is None else effective_after(self.effective_rows, share, n)
+            if sums is None:
+                sums = new
+            else:
+                for old, x in zip(sums, new, strict=True):
+                    fine = torch.isfinite(old.flatten(1).sum(1))  # a network that was lost starts again
+                    old.lerp_(x, share) if bool(fine.all()) else old.copy_(
+                        torch.where(over(fine, x), old.lerp(x, share), x)
+                    )
             self.running = sums
-            sums = [x * over(self.count, x) for x in sums]
         moments, *counts = sums
         if not counts:
             return Statistics.of_moments(moments, centre, q, exact=self.exact)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.rows import Rows
 from lastlayer.data.sources import Source
-from lastlayer.settings.types import Settings
+from lastlayer.settings.types import STRUCTURES, Settings
 from lastlayer.training.engine import Problem
 from lastlayer.training.objectives import KnownNoise, MeanSquaredError, Objective, Profiled
 from lastlayer.training.problems import FullBatch, MiniBatches, SampledRows
@@ -18,8 +18,8 @@ def objective_for(
     rows: Rows, settings: Settings, shape: tuple[int, ...], n_features: int, generator: torch.Generator | None = None
 ) -> Objective:
     """Objective of one network, or of a stack; that of the squared error draws its output layer."""
-    layer, q = settings.layer, rows.main.T.shape[-1]
-    noise, prior = layer.noise_structure, layer.bias_prior
+    layer, q = settings.layer, rows.main.readings.t.shape[-1]
+    noise, prior = STRUCTURES[layer.noise], layer.bias_prior
     if settings.training.objective == "mse":
         made: Objective = MeanSquaredError(n_features, q, noise=noise, bias_prior=prior, generator=generator)
     elif rows.learned:
@@ -60,7 +60,7 @@ def batches_for(
     layer, batch_size = settings.layer, settings.training.batch_size
     assert batch_size is not None
     running = RunningPosterior(
-        count, n_rows, noise=layer.noise_structure, bias_prior=layer.bias_prior, process_group=process_group
+        count, n_rows, noise=STRUCTURES[layer.noise], bias_prior=layer.bias_prior, process_group=process_group
     )
     return MiniBatches(
         network,

@@ -15,7 +15,7 @@ from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.rows import Rows
 from lastlayer.data.scaling import Scales, Standardizer
-from lastlayer.data.validation import validated
+from lastlayer.data.validation import seed_of, validated
 from lastlayer.errors import InputError
 from lastlayer.estimators.base import LastLayerRegressor
 from lastlayer.estimators.regressor import BLLRegressor
@@ -77,7 +77,7 @@ class Surrogate(LastLayerRegressor):
             Known noise standard deviation of each value, in addition to the learned noise.
         """
         vars(self).pop("fitted_", None)
-        seed, given = self._seed(), validated(self, X, y, noise_std=noise_std)
+        seed, given = seed_of(self.random_state), validated(self, X, y, noise_std=noise_std)
         if given.y.shape[1] != 1:
             raise InputError(f"a Surrogate has one output, and y has {given.y.shape[1]}: use SingleTaskBLL for several")
         box = box_scaler(torch.tensor(given.X).double(), bounds)
