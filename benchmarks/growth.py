@@ -17,8 +17,7 @@ import torch
 
 from benchmarks.runner import options_of, sized
 from benchmarks.timing import describe_machine, now, peak_of
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import MLP
 from lastlayer.plots.drawing import new_figure

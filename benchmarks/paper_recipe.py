@@ -16,8 +16,7 @@ from benchmarks.runner import aligned, options_of
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.mlp import MLP

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.runner import in_own_process, options_of
 from benchmarks.timing import describe_machine, memory
-from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.work import row_chunks
 from lastlayer.cli import app
 from lastlayer.tables import TableFile, TableRegressor, read
 

@@ -35,8 +35,7 @@ from benchmarks.uci.gaussian_processes import variational_process
 from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.distributed import join
 from lastlayer.data.parquet import ParquetSource
 from lastlayer.data.rows import Points

@@ -110,6 +110,6 @@ def _shapes_checked(checked: bool):
 @pytest.fixture
 def at_terminal(monkeypatch, capsys):
     """Progress bars are drawn as at a terminal; elsewhere they are a line per minute."""
-    from lastlayer._internal import progress  # not before the import hook above
+    from lastlayer._internal import work  # not before the import hook above
 
-    monkeypatch.setattr(progress, "at_terminal", lambda: True)
+    monkeypatch.setattr(work, "at_terminal", lambda: True)

@@ -10,8 +10,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from lastlayer import TrainingOptions
 from lastlayer.bayes.evidence import general_nlml, optimal_alpha
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.rows import Points
 from lastlayer.studies import baselines
 from lastlayer.studies.baselines import BayesByBackpropRegressor, BayesianNetwork, BLRRegressor, VariationalLinear

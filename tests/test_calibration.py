@@ -14,7 +14,7 @@ from scipy.optimize import approx_fprime, minimize
 from sklearn.model_selection import GroupKFold, KFold, RepeatedKFold, TimeSeriesSplit
 
 from lastlayer import calibration, formula
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.calibration.curve import OF_MIXTURE, Calibration, Curve, NoiseHead, Outside, Shrinkage, Tails
 from lastlayer.calibration.fit import CurveProblem, fit_curves
 from lastlayer.calibration.points import REGION_WEIGHT, HeldOutPoints

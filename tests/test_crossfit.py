@@ -17,8 +17,7 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.data.rows import Points, Rows
 from lastlayer.ensemble import crossfit, train

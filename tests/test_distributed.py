@@ -127,7 +127,7 @@ ALONE_AND_BY_TWO = """
     from torch import nn
     from torch.utils.data import DataLoader, Subset, TensorDataset
     from lastlayer import BLLLoss, attach
-    from lastlayer.bayes.readings import Readings
+    from lastlayer.bayes.statistics import Readings
     from lastlayer.bayes.statistics import Statistics
     from lastlayer.data.distributed import ONE, join
     from lastlayer.data.rows import Points, Rows

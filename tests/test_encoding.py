@@ -14,9 +14,18 @@ from torch import nn
 
 from lastlayer import BLLRegressor, formula
 from lastlayer.formula.ops import TorchOps
-from lastlayer.networks.architecture import Architecture, encoded
-from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
-from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, grouped, numbers_of, parts_of
+from lastlayer.networks.architecture import Architecture
+from lastlayer.networks.mlp import (
+    MLP,
+    InputSkip,
+    PiecewiseEncoding,
+    StackedMLP,
+    bins_of,
+    encoded,
+    grouped,
+    numbers_of,
+    parts_of,
+)
 from lastlayer.settings.resolve import resolve
 from lastlayer.settings.types import ADDITIVE, NETWORK, Family, Linear, Network, Shape
 

@@ -25,8 +25,7 @@ from lastlayer.bayes.evidence import (
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.precision import NOISE_FLOOR, NormalEquations
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 
 PRIORS = ("flat", "shared")
 NOISES = ("diagonal", "full")
@@ -305,7 +304,7 @@ def test_the_evidence_of_a_posterior_is_that_of_its_rows_whatever_was_added(bias
     def of_rows(rows):
         Phi = affine_features(P[rows])
         if noise == "known":
-            return Statistics.of(Phi, Readings(T[rows], known=known[rows]), noise_var=learned)
+            return Statistics.of(Phi[..., :-1], Readings(T[rows], known=known[rows]), noise_var=learned)
         statistics = Statistics.from_features(Phi, T[rows])
         return statistics.each_output() if noise == "by output" else statistics
 

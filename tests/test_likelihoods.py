@@ -7,13 +7,12 @@ from scipy.integrate import quad
 
 import lastlayer
 from lastlayer import BLLRegressor
-from lastlayer.bayes.readings import Readings
-from lastlayer.likelihoods import LIKELIHOODS
-from lastlayer.likelihoods.base import NO_TAILS, HeldOutReadings, Predicted
+from lastlayer.bayes.statistics import Readings
+from lastlayer.likelihoods.base import NO_TAILS, HeldOutReadings, Likelihood, Predicted
 from lastlayer.predictions.metrics import crps
 from lastlayer.settings.types import Given
 
-KINDS = pytest.mark.parametrize("likelihood", [kind() for kind in LIKELIHOODS.values()], ids=str)
+KINDS = pytest.mark.parametrize("likelihood", [kind() for kind in Likelihood.KINDS.values()], ids=str)
 ROWS = pytest.mark.parametrize("rows", ["complete", "missing", "known noise", "correlated"])
 
 
@@ -65,7 +64,7 @@ def test_what_is_read_is_what_is_drawn(likelihood):
     np.testing.assert_allclose(np.cov(working.T), [[0.04, 0.01], [0.01, 0.09]], rtol=0.15)
 
 
-@pytest.fixture(scope="module", params=[*LIKELIHOODS], ids=str)
+@pytest.fixture(scope="module", params=[*Likelihood.KINDS], ids=str)
 def model(request) -> BLLRegressor:
     rng = np.random.default_rng(0)
     X = rng.uniform(-1, 1, (60, 1))

@@ -10,7 +10,7 @@ import torch
 from helpers import Losses, close
 from torch import nn
 
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points, Rows
 from lastlayer.networks.mlp import MLP, InputSkip, StackedMLP, neg_log_hidden_prior
 from lastlayer.training import FullBatch, Optimizer, Profiled, TrainingHistory, Validation, train

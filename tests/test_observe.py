@@ -27,8 +27,7 @@ from lastlayer.bayes.evidence import (
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.observe import (
     Derivative,
     Difference,
@@ -85,7 +84,7 @@ def test_whatever_is_missing_the_posterior_is_that_of_the_targets_that_are_known
     known = np.array(pattern)
     known[:4] = True  # every output needs some
     Phi, T = rows(len(known), 2, 3, seed)
-    given_ = Statistics.of(Phi, Readings(T, 1 / (torch.from_numpy(known).double())))
+    given_ = Statistics.of(Phi[..., :-1], Readings(T, 1 / (torch.from_numpy(known).double())))
     new, log_alpha, noise = rows(3, 2, 3, seed + 100)[0], 0.7, torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
     posterior = Posterior(given_, log_alpha, torch.diag(noise), bias_prior="shared")
     joint = posterior.joint(new)
@@ -103,7 +102,7 @@ def test_whatever_is_missing_the_posterior_is_that_of_the_targets_that_are_known
 def test_outputs_observed_alike_are_what_they_are_together(bias_prior: str) -> None:
     Phi, T = rows(30, 4, 3)
     together = Statistics.from_features(Phi, T)
-    for apart in (together.each_output(), Statistics.of(Phi, Readings(T, 1 / (torch.ones_like(T))))):
+    for apart in (together.each_output(), Statistics.of(Phi[..., :-1], Readings(T, 1 / (torch.ones_like(T))))):
         one, other = (optimal_alphas(Statistics.stacked([s]), bias_prior=bias_prior)[0] for s in (together, apart))
         assert one.nlml == pytest.approx(other.nlml, abs=1e-10)
         close(one.noise_cov, other.noise_cov, loose=100)  # alpha is found to 1e-10
@@ -122,7 +121,7 @@ def test_outputs_observed_alike_are_what_they_are_together(bias_prior: str) -> N
 def test_the_evidence_is_the_sum_over_outputs_of_the_targets_that_are_known() -> None:
     Phi, T = rows(20, 3, 2)
     known = torch.rand(20, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64) < 0.6
-    apart = Statistics.of(Phi, Readings(T, 1 / (known.double())))
+    apart = Statistics.of(Phi[..., :-1], Readings(T, 1 / (known.double())))
     log_alpha = torch.tensor(0.4, dtype=torch.float64)
     found = profile(apart, log_alpha, bias_prior="shared")
     total = 0.0
@@ -146,8 +145,8 @@ def test_alpha_is_where_the_evidence_of_all_outputs_is_largest() -> None:
     Phi, T = rows(40, 3, 2)
     T = T + 2 * Phi[:, :2]
     known = (torch.arange(80).reshape(40, 2) % 3 > 0).double()
-    best = optimal_alphas(Statistics.stacked([Statistics.of(Phi, Readings(T, 1 / (known)))]))[0]
-    apart = Statistics.of(Phi, Readings(T, 1 / (known)))
+    best = optimal_alphas(Statistics.stacked([Statistics.of(Phi[..., :-1], Readings(T, 1 / (known)))]))[0]
+    apart = Statistics.of(Phi[..., :-1], Readings(T, 1 / (known)))
     around = [float(profile(apart, best.log_alpha + move).nlml) for move in (-1e-2, 0.0, 1e-2)]
     assert min(around) == around[1] == pytest.approx(best.nlml, abs=1e-12)
 
@@ -320,7 +319,7 @@ def test_the_evidence_with_known_noise_and_functionals_is_the_dense_one(bias_pri
     learned, total = torch.exp(2 * log_sigma), 0.0
     v = learned + noise_var
     functionals = Statistics.from_functionals(Psi, u[:, None], learned[1] / own_var)
-    given_ = Statistics.of(Phi, Readings(T, 1 / (learned / v))) + Statistics.of_outputs(
+    given_ = Statistics.of(Phi[..., :-1], Readings(T, 1 / (learned / v))) + Statistics.of_outputs(
         [functionals.nothing(), functionals]
     )
     found = known_noise_nlml(given_, log_alpha, log_sigma, bias_prior=bias_prior)
@@ -345,7 +344,7 @@ def test_the_gradient_of_the_evidence_with_missing_targets_or_known_noise_is_tha
     Phi, T = rows(10, 2, 2)
     known = (torch.arange(20).reshape(10, 2) % 4 > 0).double()
     log_alpha = torch.tensor(0.3, dtype=torch.float64)
-    missing = lambda linear: statistics_nlml(Statistics.of(affine_features(linear), Readings(T, 1 / known)), log_alpha)
+    missing = lambda linear: statistics_nlml(Statistics.of(linear, Readings(T, 1 / known)), log_alpha)
     torch.autograd.gradcheck(missing, (Phi[:, :-1].clone().requires_grad_(),))
     Phi, T, noise_var, Psi, u, own_var = known_noise_case()
 
@@ -353,7 +352,7 @@ def test_the_gradient_of_the_evidence_with_missing_targets_or_known_noise_is_tha
         learned = torch.exp(2 * log_sigma)
         v = learned + noise_var
         more = Statistics.from_functionals(torch.cat([psi, Psi[:, -1:]], 1), u[:, None], learned[0] / own_var)
-        given_ = Statistics.of(affine_features(linear), Readings(T, 1 / (learned / v)))
+        given_ = Statistics.of(linear, Readings(T, 1 / (learned / v)))
         given_ = given_ + Statistics.of_outputs([more, more.nothing()])
         return known_noise_nlml(given_, log_alpha, log_sigma)
 
@@ -385,7 +384,7 @@ def test_the_last_layer_with_known_noise_is_at_the_maximum_of_the_evidence() -> 
     def evidence(log_alpha: float, log_sigma: Tensor) -> float:
         learned = torch.exp(2 * log_sigma)
         v = learned + noise_var
-        statistics = Statistics.of(Phi, Readings(T, 1 / (learned / v)))
+        statistics = Statistics.of(Phi[..., :-1], Readings(T, 1 / (learned / v)))
         return float(known_noise_nlml(statistics, torch.tensor(log_alpha).double(), log_sigma))
 
     log_sigma = 0.5 * posterior.Sigma_E.diagonal().log()
@@ -640,7 +639,7 @@ def test_moments_of_levels_of_noise_are_those_of_all_rows(levels: int) -> None:
     data = Rows(Points.of(Phi[:, :-1], T.where(present > 0, torch.nan), weight, noise_var))
     learned = torch.tensor([0.3, 0.05]).double()
     found = data.by_noise(nn.Identity())(learned)
-    expected = Statistics.of(Phi, Readings(T, 1 / (data.main.readings.precision(learned))), weight=weight)
+    expected = Statistics.of(Phi[..., :-1], Readings(T, 1 / (data.main.readings.precision(learned))), weight=weight)
     for name in ("count", "mean", "scatter", "n"):
         close(getattr(found, name), getattr(expected, name))
     wide = data.by_noise(lambda X: torch.cat([X, torch.sin(torch.outer(X[:, 0], torch.arange(80.0)))], 1))

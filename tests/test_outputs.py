@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import lastlayer
 from lastlayer import BLLRegressor, TrainingOptions
-from lastlayer._internal import files, progress
+from lastlayer._internal import files, work
 from lastlayer._internal.files import ModelFileError
 from lastlayer.cli import app, console
 from lastlayer.errors import InputError
@@ -217,10 +217,10 @@ def test_predictions_end_quietly_when_nobody_reads_on(here):
 def test_a_log_gets_a_line_a_minute(monkeypatch):
     clock, log = [0.0], io.StringIO()
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(progress, "_log", None)
+    monkeypatch.setattr(work, "_log", None)
     monkeypatch.setattr(sys, "stderr", log)
     for _ in range(2):
-        with progress.progress_bar(total=300, desc="fit", miniters=1) as bar:
+        with work.progress_bar(total=300, desc="fit", miniters=1) as bar:
             for _ in range(300):
                 clock[0] += 0.5
                 bar.refresh()

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 
 
 @given(st.integers(0, 2**31), st.booleans(), st.booleans())
@@ -23,7 +23,7 @@ def test_the_precision_is_that_of_scaled_learned_noise_and_known_noise(seed: int
             want[i, j] = 0.0 if T[i, j].isnan() else noise_var[j] / total
     assert got is None if readings.complete else torch.allclose(got, want, rtol=1e-14, atol=0)
     assert torch.isfinite(readings.t).all()
-    some = readings.take(torch.tensor([3, 1]))
+    some = readings.map(lambda x: x[[3, 1]])
     assert torch.equal(some.t, readings.t[[3, 1]])
     if not readings.complete:
         assert torch.equal(some.precision(noise_var), got[[3, 1]])

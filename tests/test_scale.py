@@ -18,8 +18,7 @@ from lastlayer import BLLRegressor, TrainingOptions
 from lastlayer.bayes.evidence import profiled_nlml
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points, Rows
 from lastlayer.networks.mlp import MLP, StackedMLP

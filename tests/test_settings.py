@@ -15,7 +15,7 @@ from sklearn.model_selection import GroupKFold, KFold, TimeSeriesSplit
 from torch import nn
 
 from lastlayer import BLLRegressor, TrainingOptions
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points, Rows
 from lastlayer.ensemble.splits import folds_for
 from lastlayer.networks.mlp import parts_of

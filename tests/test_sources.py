@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lastlayer import BLLRegressor, sources
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Points
 from lastlayer.data.scaling import Standardizer

@@ -8,12 +8,9 @@ import torch
 from helpers import close
 
 from lastlayer.bayes.evidence import by_evidence
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.rows import Points, Rows
-from lastlayer.networks.architecture import encoded
-from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
-from lastlayer.networks.mlp import ACTIVATIONS, InputSkip, StackedMLP
+from lastlayer.networks.mlp import ACTIVATIONS, InputSkip, PiecewiseEncoding, StackedMLP, bins_of, encoded
 from lastlayer.training import (
     FullBatch,
     KnownNoise,

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.precision import NormalEquations
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.errors import InputError
 
 
@@ -137,7 +136,7 @@ def test_a_sum_has_the_finer_layout_and_takes_the_rows_away_again(seed, known):
     scale[0] = 1.0
     var = torch.rand(6, 2, generator=g, dtype=torch.float64) if known else None
     shared, noise = of(P[6:], T[6:]), torch.tensor([0.5, 2.0], dtype=torch.float64)
-    apart = Statistics.of(affine_features(P[:6]), Readings(T[:6], scale, var), noise_var=noise)
+    apart = Statistics.of(P[:6], Readings(T[:6], scale, var), noise_var=noise)
     total = apart + shared
     assert [s.by_output for s in (shared, apart, total)] == [False, True, True]
     same(shared + apart, total)

@@ -8,7 +8,7 @@ import torch
 from helpers import close, refused
 from torch import nn
 
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.mlp import MLP

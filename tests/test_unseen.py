@@ -11,8 +11,7 @@ from numpy import ndarray
 
 from lastlayer import BLLRegressor
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.rows import Points
 from lastlayer.predictor.member import NOTHING, Unseen
 from lastlayer.settings.types import ADDITIVE, FOURIER, LINEAR

@@ -50,13 +50,19 @@ class CopiesWarning(UserWarning):
 
 
 def check_choice(name: str, given: object, allowed: Iterable[str]) -> str:
-    """Return `given` if it is one of the `allowed` strings; otherwise raise an error that suggests the closest one."""
-    words = sorted(allowed)
+    """Return `given` if it is one of the `allowed` strings."""
+    words = list(allowed)
     if isinstance(given, str) and given in words:
         return given
+    raise unknown_choice(name, given, words)
+
+
+def unknown_choice(name: str, given: object, allowed: Iterable[str]) -> InputError:
+    """The error for a word that is not one of the allowed ones, which suggests the closest of them."""
+    words = sorted(allowed)
     near = get_close_matches(str(given), words, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise InputError(f"{name}={given!r} is not known: choose one of {', '.join(map(repr, words))}{hint}")
+    return InputError(f"{name}={given!r} is not known: choose one of {', '.join(map(repr, words))}{hint}")
 
 
 def need(package: str, *, extra: str) -> Any:

@@ -1,4 +1,4 @@
-"""Arrays of users as NumPy arrays; errors name the rows at fault."""
+"""Arrays of users as NumPy arrays and as tensors of a type; errors name the rows at fault."""
 
 from typing import Any
 
@@ -18,6 +18,11 @@ def as_array(values: Any) -> Any:
         return values
     values = values.detach().cpu()
     return values.to(WIDENED.get(values.dtype, values.dtype)).numpy()
+
+
+def converted(x: torch.Tensor, dtype: torch.dtype, device: torch.device | str | None = None) -> torch.Tensor:
+    """Convert to another floating-point type and device; integers, such as ids, stay integers."""
+    return x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype)
 
 
 def contiguous(a: ndarray) -> ndarray:

@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Statistics, affine_features
 from lastlayer.errors import InputError
 
 

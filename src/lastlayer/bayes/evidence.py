@@ -14,15 +14,12 @@ from numpy import ndarray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lastlayer._internal.chunks import row_chunks
 from lastlayer._internal.numbers import LOG_2PI, TINY
-from lastlayer._internal.threads import threads_for
-from lastlayer.bayes.features import linear_features
-from lastlayer.bayes.linalg import Cholesky, trace
+from lastlayer._internal.work import row_chunks, threads_for
 from lastlayer.bayes.noise_groups import StatisticsByNoise
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.precision import NormalEquations, noise_covariance
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.precision import Cholesky, NormalEquations, noise_covariance
+from lastlayer.bayes.statistics import Statistics, linear_features
 from lastlayer.errors import InputError
 from lastlayer.settings.types import NEEDS_EVERY_TARGET, NO_NOISE_PRIOR, BiasPrior, NoisePrior, NoiseStructure
 
@@ -142,7 +139,7 @@ class _ProfiledNLML(torch.autograd.Function):
         W_ = precision.penalised_weights
         S = R.mT @ wR + precision.ridge[..., None, None] * (W_.mT @ W_)
         Sigma_E = Cholesky.of(noise_covariance(S, equations, noise)[0])
-        J = precision.nlml(Sigma_E.logdet(), trace(Sigma_E.solve(S)))
+        J = precision.nlml(Sigma_E.logdet(), torch.linalg.diagonal(Sigma_E.solve(S)).sum(-1))
         ctx.save_for_backward(Phi, wR, *([] if sample_weight is None else [sample_weight]))
         ctx.precision, ctx.Sigma_E, ctx.log_alpha_type = precision, Sigma_E, log_alpha.dtype
         return J
@@ -162,15 +159,15 @@ class _ProfiledNLML(torch.autograd.Function):
             d_phi = torch.zeros_like(Phi)
             M, N = (q * scale * inverse)[..., :k], W[..., :k, :].mT
             for rows in row_chunks(Phi.shape[-2], GRADIENT_ROWS):
-                part = equations.rows(Phi[..., rows, :-1]) @ M
+                part = equations.rows(Phi[..., rows, :]) @ M
                 if weight:
                     part = part * weight[0][..., rows, None]
                 d_phi[..., rows, :-1] = part - pull[..., rows, :] @ N
         if ctx.needs_input_grad[1]:
             d_T = pull
         if ctx.needs_input_grad[2]:
-            spread = precision.ridge * trace(inverse)
-            size = precision.ridge * trace(ctx.Sigma_E.solve(W.mT @ W))
+            spread = precision.ridge * torch.linalg.diagonal(inverse).sum(-1)
+            size = precision.ridge * torch.linalg.diagonal(ctx.Sigma_E.solve(W.mT @ W)).sum(-1)
             d_log_alpha = (grad * (q * (equations.n_penalised - spread) - size) / (2 * m)).to(ctx.log_alpha_type)
         return d_phi, d_T, d_log_alpha, None, None, None
 
@@ -184,7 +181,7 @@ def statistics_nlml(
     W = precision.penalised_weights
     S = equations.targets - W.mT @ equations.cross
     Sigma_E = Cholesky.of(noise_covariance(S, equations)[0])
-    return precision.nlml(Sigma_E.logdet(), trace(Sigma_E.solve(S)))
+    return precision.nlml(Sigma_E.logdet(), torch.linalg.diagonal(Sigma_E.solve(S)).sum(-1))
 
 
 def known_noise_nlml(
@@ -245,16 +242,16 @@ def _profile(
     by_output, q = equations.by_output, equations.cross.shape[-1]
     if by_output and noise != "diagonal":
         raise InputError(NEEDS_EVERY_TARGET)
-    precision = equations.spectral_at(log_alpha[..., None] if by_output else log_alpha)
+    precision = equations.at(log_alpha[..., None] if by_output else log_alpha, by_spectrum=True)
     S = equations.misfit(precision.ridge)
     if prior.rows:
         S = S + torch.diag_embed(prior.rows * prior.share * equations.target_energy / equations.n_targets[..., None])
     Sigma_E, floored = noise_covariance(S, equations, noise, prior.rows)
     E, effective = Cholesky.of(Sigma_E), precision.determined
     # V'W~, which has the norm of W~
-    VW = equations.rotated_cross / (equations.spectrum.values + precision.ridge[..., None])[..., None]
-    size = trace(E.solve(VW.mT @ VW))
-    nlml = precision.nlml(E.logdet(), trace(E.solve(S)) + prior.rows * E.logdet())
+    VW = equations.rotated[0] / (equations.spectrum.values + precision.ridge[..., None])[..., None]
+    size = torch.linalg.diagonal(E.solve(VW.mT @ VW)).sum(-1)
+    nlml = precision.nlml(E.logdet(), torch.linalg.diagonal(E.solve(S)).sum(-1) + prior.rows * E.logdet())
     slope = equations.per_sample(q * effective - precision.ridge * size)
     if by_output:
         Sigma_E, floored = torch.diag_embed(Sigma_E[..., 0, 0]), floored.any(-1)
@@ -394,11 +391,12 @@ def by_evidence(
             found[i] = _with_known_noise(each, bias_prior)
         else:
             models[i] = each
-    for k in {statistics.n_linear for statistics in models.values()}:
-        same = [i for i, statistics in models.items() if statistics.n_linear == k]
-        for places in (same[part] for part in row_chunks(len(same), max(1, STACKED // max(1, k * k)))):
+    for c in {statistics.mean.shape[-1] for statistics in models.values()}:
+        same = [i for i, statistics in models.items() if statistics.mean.shape[-1] == c]
+        at_once = max(1, STACKED // (c * c))
+        for places in (same[first : first + at_once] for first in range(0, len(same), at_once)):
             stack = Statistics.stacked([models[i] for i in places])
-            with threads_for(20 * k**3):
+            with threads_for(20 * c**3):
                 optima = optimal_alphas(stack, noise=noise, bias_prior=bias_prior, noise_prior=noise_prior)
             for i, best in zip(places, optima, strict=True):
                 found[i] = Posterior(models[i], best.log_alpha, best.noise_cov, noise, bias_prior, checked=False)

@@ -10,9 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lastlayer._internal.numbers import EPS, TINY
-from lastlayer.bayes.features import linear_features
-from lastlayer.bayes.linalg import Cholesky, diagonal, eigvalsh, trace
-from lastlayer.bayes.precision import NOISE_FLOOR, ROUNDING, NormalEquations, Precision, noise_covariance
+from lastlayer.bayes.precision import (
+    NOISE_FLOOR,
+    ROUNDING,
+    Cholesky,
+    NormalEquations,
+    Precision,
+    eigh,
+    noise_covariance,
+)
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.errors import InputError, PrecisionError
 from lastlayer.settings.types import NEEDS_EVERY_TARGET, BiasPrior, NoiseStructure
@@ -121,10 +127,10 @@ class Posterior:
     def precision(self) -> Precision:
         """Lambda_bar at the posterior's own alpha; from the spectrum where the features are close to collinear."""
         if self.statistics.by_output:
-            return self.equations.spectral_at(self.log_alpha)
+            return self.equations.at(self.log_alpha, by_spectrum=True)
         precision = self.equations.at(self.log_alpha)
         close = precision.ridge < COLLINEAR * self.equations.resolution and precision.worst_ratio_error > 1 / COLLINEAR
-        return self.equations.spectral_at(self.log_alpha) if close else precision
+        return self.equations.at(self.log_alpha, by_spectrum=True) if close else precision
 
     @cached_property
     def Sigma_E(self) -> Float[Tensor, "q q"]:
@@ -137,28 +143,29 @@ class Posterior:
     @cached_property
     def weights(self) -> Float[Tensor, "p q"]:
         """W: mean of the last layer's weights, with the bias in the last row. eq:w_bar_posterior_scalar."""
-        self._check(self.precision, self.precision.weights_error, "the weights")
+        if self.checked:
+            self._check(self.precision, self.precision.weights_error, "the weights")
         return self._columns(self.precision.weights)
 
     @cached_property
     def nlml(self) -> float:
         """Negative log marginal likelihood per sample of the rows behind the statistics, at this alpha and noise."""
         eq, noise = self.equations, self.Sigma_E
-        precision = eq.spectral_at(self.log_alpha)
+        precision = eq.at(self.log_alpha, by_spectrum=True)
         E = Cholesky.of(noise.diagonal()[:, None, None] if eq.by_output else noise)
-        return float(precision.nlml(E.logdet(), trace(E.solve(eq.misfit(precision.ridge)))))
+        return float(precision.nlml(E.logdet(), torch.linalg.diagonal(E.solve(eq.misfit(precision.ridge))).sum(-1)))
 
     @cached_property
     def noise_floored(self) -> bool:
         """Whether the features fit the targets without error, so that the noise is at its floor."""
         eq = self.equations
         scale = (eq.target_energy / eq.count[..., None]).clamp_min(TINY).sqrt().flatten()
-        return bool(eigvalsh(self.Sigma_E / scale / scale[:, None]).min() <= 2 * NOISE_FLOOR)
+        return bool(eigh(self.Sigma_E / scale / scale[:, None])[0].min() <= 2 * NOISE_FLOOR)
 
     @cached_property
     def determined(self) -> float:
         """Number of features that the data determine."""
-        return float(self.equations.spectral_at(self.log_alpha).determined.mean())
+        return float(self.equations.at(self.log_alpha, by_spectrum=True).determined.mean())
 
     def variance_ratio(
         self, Phi: Float[Tensor, "r p"], log_alpha: float | Tensor | None = None
@@ -172,14 +179,15 @@ class Posterior:
         log_alpha : float or Tensor, default None
             Another log alpha, possibly math.inf; None: the posterior's own.
         """
-        z, precision = self.equations.rows(linear_features(Phi)), self._precision_at(log_alpha)
-        self._check(precision, lambda: precision.ratio_error(z), "the variance ratio")
+        z, precision = self.equations.rows(Phi), self._precision_at(log_alpha)
+        if self.checked:
+            self._check(precision, lambda: precision.ratio_error(z), "the variance ratio")
         return precision.variance_ratio(z).mT if self.statistics.by_output else precision.variance_ratio(z)
 
     def variance_ratios(self, Phi: Float[Tensor, "r p"], log_alphas: Float[Tensor, " a"]) -> Float[Tensor, "a r *q"]:
         """The variance ratio for many alphas at once, from squared rotated features."""
         eq, spectrum = self.equations, self.equations.spectrum
-        rotated = (eq.rows(linear_features(Phi)) @ spectrum.vectors).square()
+        rotated = (eq.rows(Phi) @ spectrum.vectors).square()
         ridge = eq.ridge(log_alphas[:, None] if self.statistics.by_output else log_alphas)
         per_alpha = 1 / (spectrum.values + ridge[..., None])
         ratios = per_alpha.movedim(0, -2) @ rotated.mT + eq.bias_variance[..., None, None]
@@ -193,7 +201,7 @@ class Posterior:
         Phi : Tensor of shape (r, p)
             Affine features.
         """
-        eq, z = self.equations, self.equations.rows(linear_features(Phi))
+        eq, z = self.equations, self.equations.rows(Phi)
         centre = eq.target_mean if self.bias_prior == "flat" else torch.zeros_like(eq.target_mean)
         return self._columns(z @ self.precision.penalised_weights + centre[..., None, :])
 
@@ -217,32 +225,29 @@ class Posterior:
         log_alpha : float or Tensor, default None
             Another log alpha for the covariance; None: the posterior's own.
         """
-        H = self._precision_at(log_alpha).factor.whiten(self.equations.rows(linear_features(Phi)))
+        H = self._precision_at(log_alpha).factor.whiten(self.equations.rows(Phi))
         return Joint(self.mean(Phi), H @ H.mT + self.equations.bias_variance[..., None, None], self.Sigma_E)
 
-    def affine_map(self) -> tuple[Float[Tensor, " k"], Float[Tensor, "k q"], Float[Tensor, " q"]]:
-        """(centre, W~, offset): the mean is (phi_tilde - centre) W~ + offset."""
-        W, eq = self._columns(self.precision.penalised_weights), self.equations
-        if self.bias_prior == "shared":
-            return W.new_zeros(len(W) - 1), W[:-1], W[-1]  # the bias, the last feature, becomes the offset
-        if not self.statistics.by_output:
-            return eq.feature_mean, W, eq.target_mean
-        centre = eq.feature_mean.mean(0)  # each output has its own mean
-        return centre, W, eq.target_mean[:, 0] + ((centre - eq.feature_mean) * W.mT).sum(-1)
+    def affine(self, log_alpha: float | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """(centre, W~, offset, root, shift): with z = phi_tilde - centre, the mean is z W~ + offset.
 
-    def whitening(
-        self, centre: Float[Tensor, " k"], log_alpha: float | None = None
-    ) -> tuple[Float[Tensor, "k r"], Float[Tensor, " r"]]:
-        """(root, shift): h = (phi_tilde - centre) root + shift has h h' = phi' Lambda_bar^-1 phi, columns by output."""
-        eq = self.equations
+        h = z root + shift has h h' = phi' Lambda_bar^-1 phi, with the columns ordered by output.
+        """
+        W, eq, by_output = self._columns(self.precision.penalised_weights), self.equations, self.statistics.by_output
         root = self._precision_at(log_alpha).factor.whiten(torch.eye(eq.gram.shape[-1]).to(eq.gram))
-        if self.bias_prior == "shared":
+        if self.bias_prior == "shared":  # the bias, the last feature, becomes the offset
+            centre, W, offset = W.new_zeros(len(W) - 1), W[:-1], W[-1]
             root, shift = root[..., :-1, :], root[..., -1, :]
-        else:  # the variance of a free bias adds one column
+        else:
+            centre = eq.feature_mean.mean(0) if by_output else eq.feature_mean  # each output has its own mean
             apart = centre - eq.feature_mean
+            offset = eq.target_mean[:, 0] + (apart * W.mT).sum(-1) if by_output else eq.target_mean
+            # the variance of a free bias adds one column
             shift = torch.cat([(apart[..., None, :] @ root)[..., 0, :], eq.bias_variance.sqrt()[..., None]], -1)
             root = torch.cat([root, torch.zeros_like(root[..., :1])], -1)
-        return (root.movedim(0, 1).flatten(1), shift.flatten()) if eq.by_output else (root, shift)
+        if by_output:
+            root, shift = root.movedim(0, 1).flatten(1), shift.flatten()
+        return centre, W, offset, root, shift
 
     def eigenvalues(self) -> Float[Tensor, " k"]:
         """Eigenvalues of the Gram matrix, of all outputs: beside alpha^-1 they show what the data determine."""
@@ -295,7 +300,7 @@ class Posterior:
         """
         rest = replace(self, statistics=self.statistics - statistics)
         error = rest.equations.at(self.log_alpha).weights_error()
-        energy, scatter = rest.statistics.energy, diagonal(rest.statistics.scatter)
+        energy, scatter = rest.statistics.energy, torch.linalg.diagonal(rest.statistics.scatter)
         left = (scatter - 100 * ROUNDING * energy).clamp_min(0.0)  # a lower bound that excludes rounding errors
         refit = NormalEquations.of(replace(rest.statistics, energy=left), self.bias_prior).at(self.log_alpha)
         if not bool((error <= (100 * refit.weights_error()).clamp_min(REMOVAL_RTOL)).all()):
@@ -311,7 +316,7 @@ class Posterior:
         return replace(self, statistics=self.statistics.output(j), noise_cov=self.Sigma_E[j : j + 1, j : j + 1])
 
     def _precision_at(self, log_alpha: float | Tensor | None) -> Precision:
-        return self.precision if log_alpha is None else self.equations.spectral_at(log_alpha)
+        return self.precision if log_alpha is None else self.equations.at(log_alpha, by_spectrum=True)
 
     def _columns(self, x: Float[Tensor, "*q k r"]) -> Float[Tensor, "k q"]:
         """One column per output, also where they are a batch."""
@@ -319,7 +324,7 @@ class Posterior:
 
     def _check(self, precision: Precision, error: Callable[[], Tensor], what: str) -> None:
         """Raise an error if rounding matters; a large alpha^-1 or large eigenvalues rule that out for every point."""
-        if not self.checked or self.statistics.by_output or math.isinf(float(precision.log_alpha)):
+        if self.statistics.by_output or math.isinf(float(precision.log_alpha)):
             return
         eq, allowed = self.equations, 0.1 * RTOL
         moments = eq.resolution * eq.n_penalised / precision.ridge

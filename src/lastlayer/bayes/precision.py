@@ -1,18 +1,18 @@
-"""The precision matrix of the last layer and what follows from it in closed form: weights, misfit, noise."""
+"""The precision matrix of the last layer, factored, and what follows in closed form: weights, misfit, noise."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from lastlayer._internal.numbers import EPS, LOG_2PI, TINY
-from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.linalg import Cholesky, Factor, Spectrum, diagonal, eigh, eigvalsh
-from lastlayer.bayes.statistics import Statistics
-from lastlayer.errors import InputError, check_choice
+from lastlayer.bayes.statistics import Statistics, linear_features
+from lastlayer.errors import InputError, PrecisionError, unknown_choice
 from lastlayer.settings.types import BIAS_PRIORS, NOISE_STRUCTURES, BiasPrior, NoiseStructure
 
 ROUNDING = 8 * EPS
@@ -20,6 +20,96 @@ ROUNDING = 8 * EPS
 
 NOISE_FLOOR = 1e-12
 """Smallest noise variance, as a share of the target variance."""
+
+
+@dataclass(frozen=True)
+class Cholesky:
+    """A = L L'. Accurate whatever the scales of the columns."""
+
+    L: Float[Tensor, "*b k k"]
+
+    @classmethod
+    def of(cls, A: Float[Tensor, "*b k k"]) -> "Cholesky":
+        """Factor a matrix; the result is NaN if it is not positive definite."""
+        # cholesky_ex does not synchronise with the device; callers add a ridge above rounding errors
+        return cls(torch.linalg.cholesky_ex(A).L)
+
+    def whiten(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
+        """Rows h with h h' = z A^-1 z'."""
+        return torch.linalg.solve_triangular(self.L, Z.mT, upper=False).mT
+
+    def unwhiten(self, E: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
+        """L'^-1 E: columns with covariance A^-1 if those of E are standard normal."""
+        return torch.linalg.solve_triangular(self.L.mT, E, upper=True)
+
+    def solve(self, B: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
+        """A^-1 B."""
+        if self.L.is_cuda:  # cholesky_solve synchronises, so no CUDA graph can capture it
+            return self.unwhiten(torch.linalg.solve_triangular(self.L, B, upper=False))
+        return torch.cholesky_solve(B, self.L)
+
+    def inverse(self) -> Float[Tensor, "*b k k"]:
+        """A^-1."""
+        if not self.L.is_cuda:
+            try:
+                return torch.cholesky_inverse(self.L)
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                pass  # a pivot of zero: below, only the inverse of that matrix of the batch is not finite
+        H = self.whiten(torch.eye(self.L.shape[-1], dtype=self.L.dtype, device=self.L.device))
+        return H @ H.mT
+
+    def logdet(self) -> Float[Tensor, "*b"]:
+        """log det A."""
+        return 2 * self.L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    @staticmethod
+    def perturbation(u: Float[Tensor, "*b r k"], energy: Float[Tensor, "*b k"]) -> Float[Tensor, "*b r"]:
+        """Bound on u'Eu for rounding errors |E_ij| <= sqrt(energy_i energy_j): each column has its own scale."""
+        return (energy.sqrt()[..., None, :] * u.abs()).sum(-1).square()
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """A = V diag(values) V', positive semidefinite."""
+
+    values: Float[Tensor, "*a k"]
+    vectors: Float[Tensor, "*#a k k"]
+
+    def whiten(self, Z: Float[Tensor, "... r k"]) -> Float[Tensor, "... r k"]:
+        """Rows h with h h' = z A^-1 z'."""
+        return Z @ self.vectors / self.values.sqrt()[..., None, :]
+
+    def unwhiten(self, E: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
+        """V values^-1/2 E: columns with covariance A^-1 if those of E are standard normal."""
+        return self.vectors @ (E / self.values.sqrt()[..., None])
+
+    def solve(self, B: Float[Tensor, "... k c"]) -> Float[Tensor, "... k c"]:
+        """A^-1 B."""
+        return self.vectors @ ((self.vectors.mT @ B) / self.values[..., None])
+
+    def logdet(self) -> Float[Tensor, "*b"]:
+        """log det A."""
+        return self.values.log().sum(-1)
+
+    @staticmethod
+    def perturbation(u: Float[Tensor, "*b r k"], energy: Float[Tensor, "*b k"]) -> Float[Tensor, "*b r"]:
+        """Bound on u'Eu for rounding errors |E| <= sum(energy): the largest column determines the scale of all."""
+        return energy.sum(-1)[..., None] * u.square().sum(-1)
+
+
+Factor: TypeAlias = Cholesky | Spectrum
+
+
+def eigh(A: Float[Tensor, "*b k k"]) -> tuple[Float[Tensor, "*b k"], Float[Tensor, "*b k k"]]:
+    """Eigenvalues and eigenvectors; on the processor if the GPU's solver does not converge."""
+    for here in (lambda: A, A.cpu):
+        with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+            values, vectors = torch.linalg.eigh(here())
+            return values.to(A.device), vectors.to(A.device)
+    raise PrecisionError(
+        "the eigenvalues of a matrix of moments could not be computed in float64: the features or targets are not "
+        "finite, or their sizes differ too much; rescale them, or drop outlying rows"
+    )
 
 
 @dataclass(frozen=True)
@@ -55,18 +145,19 @@ class NormalEquations:
     @classmethod
     def of(cls, statistics: Statistics, bias_prior: BiasPrior = "flat") -> "NormalEquations":
         """Set up the normal equations of statistics under a bias prior."""
-        check_choice("bias_prior", bias_prior, BIAS_PRIORS)
-        k, m = statistics.n_linear, statistics.count
-        mean, scatter, energy = statistics.mean, statistics.scatter, statistics.energy
-        feature_mean, target_mean = mean.split([k, statistics.n_outputs], -1)
-        dof, bias_variance = statistics.n - 1, 1 / m
+        if bias_prior not in BIAS_PRIORS:
+            raise unknown_choice("bias_prior", bias_prior, BIAS_PRIORS)
+        m, n, mean = statistics.count, statistics.n, statistics.mean
+        scatter, energy, k = statistics.scatter, statistics.energy, mean.shape[-1] - statistics.n_outputs
+        feature_mean, target_mean = mean[..., :k], mean[..., k:]
+        dof, bias_variance = n - 1, 1 / m
         if bias_prior == "shared":  # raw moments of [phi_tilde, 1, t] instead of centred ones
             eye = torch.eye(mean.shape[-1] + 1, dtype=mean.dtype, device=mean.device)
             one, rest = eye[k], torch.cat([eye[:k], eye[k + 1 :]])
             raw = mean @ rest + one
             scatter = rest.mT @ scatter @ rest + m[..., None, None] * raw[..., :, None] * raw[..., None, :]
             energy = energy @ rest + m[..., None] * raw.detach().square()
-            k, dof, bias_variance = k + 1, statistics.n, torch.zeros_like(m)
+            k, dof, bias_variance = k + 1, n, torch.zeros_like(m)
         return cls(
             gram=scatter[..., :k, :k],
             cross=scatter[..., :k, k:],
@@ -74,7 +165,7 @@ class NormalEquations:
             energy=energy[..., :k],
             target_energy=energy[..., k:],
             count=m,
-            n_targets=statistics.n,
+            n_targets=n,
             dof=dof,
             bias_variance=bias_variance,
             resolution=(ROUNDING * energy[..., :k].sum(-1)).clamp_min(TINY),
@@ -92,10 +183,10 @@ class NormalEquations:
             return total / (2 * self.n_targets)
         return total.sum(-1) / (2 * self.n_targets.amax(-1))
 
-    def rows(self, phi_tilde: Float[Tensor, "... r k1"]) -> Float[Tensor, "... r k"]:
-        """z for linear features."""
-        phi_tilde = phi_tilde.to(self.gram.dtype)
-        return phi_tilde - self.feature_mean[..., None, :] if self.bias_prior == "flat" else affine_features(phi_tilde)
+    def rows(self, Phi: Float[Tensor, "... r p"]) -> Float[Tensor, "... r k"]:
+        """z for affine features."""
+        phi_tilde, Phi = linear_features(Phi).to(self.gram.dtype), Phi.to(self.gram.dtype)
+        return phi_tilde - self.feature_mean[..., None, :] if self.bias_prior == "flat" else Phi
 
     def ridge(self, log_alpha: float | Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """alpha^-1, but at least the resolution: an infinite alpha becomes the largest that the moments can resolve."""
@@ -105,49 +196,48 @@ class NormalEquations:
     @cached_property
     def spectrum(self) -> Spectrum:
         """Eigenvalues and eigenvectors of the Gram matrix, for any alpha at O(k) per point."""
-        return Spectrum.of(self.gram, self.resolution)
+        values, vectors = eigh(self.gram)  # eigenvalues up to the resolution are rounding errors
+        return Spectrum(torch.where(values > self.resolution[..., None], values, 0.0), vectors)
 
     @cached_property
-    def rotated_cross(self) -> Float[Tensor, "*b k q"]:
-        """V' Phi'T, which is zero wherever the eigenvalue is."""
-        return torch.where(self.spectrum.values[..., None] > 0, self.spectrum.vectors.mT @ self.cross, 0.0)
+    def rotated(self) -> tuple[Float[Tensor, "*b k q"], Float[Tensor, "*b q q"]]:
+        """V' Phi'T, which is zero wherever the eigenvalue is, and S as alpha^-1 goes to zero.
 
-    @cached_property
-    def _least_squares_misfit(self) -> Float[Tensor, "*b q q"]:
-        """S as alpha^-1 goes to zero; entries that cannot be distinguished from rounding errors are zero."""
-        values, B = self.spectrum.values[..., None], self.rotated_cross
+        Entries of S that cannot be distinguished from rounding errors are zero.
+        """
+        values = self.spectrum.values[..., None]
+        B = torch.where(values > 0, self.spectrum.vectors.mT @ self.cross, 0.0)
         S = self.targets - (B / values.clamp_min(TINY)).mT @ B
         scale = self.target_energy.sqrt()
         noise = ROUNDING * (1 + self.n_penalised) * scale[..., :, None] * scale[..., None, :]
-        seen = diagonal(noise < S)
-        return S * (seen[..., :, None] & seen[..., None, :])
+        seen = torch.linalg.diagonal(noise < S)
+        return B, S * (seen[..., :, None] & seen[..., None, :])
 
     def misfit(self, ridge: Float[Tensor, "..."]) -> Float[Tensor, "... q q"]:
         """S = (T - Phi W)'(T - Phi W) + alpha^-1 W~'W~ at the optimal W, from the moments alone."""
-        values, ridge, B = self.spectrum.values[..., None], ridge[..., None, None], self.rotated_cross
-        return self._least_squares_misfit + (B * (ridge / (values.clamp_min(TINY) * (values + ridge)))).mT @ B
+        values, ridge, (B, S) = self.spectrum.values[..., None], ridge[..., None, None], self.rotated
+        return S + (B * (ridge / (values.clamp_min(TINY) * (values + ridge)))).mT @ B
 
     def alpha_range(self, n: int, Phi: Float[Tensor, "r p"] | None = None) -> Float[Tensor, "n *b"]:
         """Grid over the range of log alpha that matters to these points: from weights of zero to weights not shrunk."""
         largest = torch.maximum(self.spectrum.values.amax(-1), self.resolution)
         if Phi is not None:
-            largest = largest.clamp_min(float(self.rows(Phi[..., :-1]).square().sum(-1).max()))
+            largest = largest.clamp_min(float(self.rows(Phi).square().sum(-1).max()))
         first, last = -largest.log() - 12.0, -self.resolution.log()
         if self.by_output:
             first, last = first.amin(-1), last.amax(-1)
         share = torch.linspace(0.0, 1.0, n, dtype=first.dtype, device=first.device)
         return torch.lerp(first, last, share.reshape(-1, *[1] * first.dim()))
 
-    def at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
-        """Factor the precision matrix for one alpha."""
+    def at(self, log_alpha: float | Float[Tensor, "..."], *, by_spectrum: bool = False) -> "Precision":
+        """Factor the precision matrix for one alpha, from scratch or by the spectrum, which serves all alphas."""
         ridge = self.ridge(log_alpha)
-        eye = torch.eye(self.n_penalised, dtype=self.gram.dtype, device=self.gram.device)
-        return Precision(self, log_alpha, ridge, Cholesky.of(self.gram + ridge[..., None, None] * eye))
-
-    def spectral_at(self, log_alpha: float | Float[Tensor, "..."]) -> "Precision":
-        """The precision matrix from the spectrum, which is computed once for all alphas."""
-        ridge = self.ridge(log_alpha)
-        return Precision(self, log_alpha, ridge, self.spectrum.shifted(ridge))
+        if by_spectrum:
+            factor: Factor = Spectrum(self.spectrum.values + ridge[..., None], self.spectrum.vectors)
+        else:
+            eye = torch.eye(self.n_penalised, dtype=self.gram.dtype, device=self.gram.device)
+            factor = Cholesky.of(self.gram + ridge[..., None, None] * eye)
+        return Precision(self, log_alpha, ridge, factor)
 
 
 @dataclass(frozen=True)
@@ -176,7 +266,7 @@ class Precision:
     def penalised_weights(self) -> Float[Tensor, "... k q"]:
         """W~: the rows of W that the prior shrinks towards zero."""
         if isinstance(self.factor, Spectrum):
-            return self.factor.vectors @ (self.equations.rotated_cross / self.factor.values[..., None])
+            return self.factor.vectors @ (self.equations.rotated[0] / self.factor.values[..., None])
         return self.factor.solve(self.equations.cross)
 
     @cached_property
@@ -211,7 +301,7 @@ class Precision:
             if not bool(torch.isfinite(self.factor.L).all()):  # not positive definite: no correct digits
                 return math.inf
             d, terms = (eq.energy + self.ridge).rsqrt(), k
-            values = eigvalsh(d[:, None] * (self.factor.L @ self.factor.L.mT) * d)
+            values, _ = eigh(d[:, None] * (self.factor.L @ self.factor.L.mT) * d)
         else:
             d, terms = eq.energy.sum().rsqrt().expand(k), 1
             values = self.factor.values * d[0] ** 2
@@ -245,7 +335,8 @@ def noise_covariance(
     S: Float[Tensor, "... q q"], equations: NormalEquations, noise: NoiseStructure = "diagonal", prior_rows: float = 0.0
 ) -> tuple[Float[Tensor, "... q q"], Bool[Tensor, "..."]]:
     """Noise covariance at the maximum of the evidence, S / n, and whether it was raised to its floor."""
-    check_choice("noise", noise, NOISE_STRUCTURES)
+    if noise not in NOISE_STRUCTURES:
+        raise unknown_choice("noise", noise, NOISE_STRUCTURES)
     if equations.dof.device.type == "cpu" and not bool((equations.dof > 0).all()):
         raise InputError(
             f"the samples have a total weight of {equations.n_targets.min().item():g}, which leaves no degree of "
@@ -254,7 +345,7 @@ def noise_covariance(
     scale = (equations.target_energy / equations.n_targets[..., None]).clamp_min(TINY).sqrt()
     relative = S / ((equations.dof[..., None, None] + prior_rows) * scale[..., :, None] * scale[..., None, :])
     if noise == "diagonal":
-        values, vectors = diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+        values, vectors = torch.linalg.diagonal(relative), torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     else:
         fine = torch.isfinite(relative).all(-1).all(-1)[..., None]  # one NaN would raise an error for the whole batch
         values, vectors = eigh(torch.where(fine[..., None], relative, 0.0))

@@ -62,7 +62,7 @@ class Recursion:
         R, W = precision.factor.whiten(eye).mT, precision.penalised_weights
         coarse = precision.ridge < SPECTRAL * equations.resolution
         if bool(coarse.any()):
-            some = NormalEquations.of(statistics[coarse], bias_prior).spectral_at(log_alpha[coarse])
+            some = NormalEquations.of(statistics[coarse], bias_prior).at(log_alpha[coarse], by_spectrum=True)
             R[coarse], W[coarse] = some.factor.whiten(eye).mT, some.penalised_weights
         centre = equations.feature_mean[:, None]
         if bias_prior == "shared":

@@ -1,4 +1,4 @@
-"""Additive sufficient statistics of a Bayesian linear regression on affine features."""
+"""Features and readings of the rows of a Bayesian linear regression, and their additive sufficient statistics."""
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -10,11 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
 from lastlayer._internal.numbers import EPS, TINY
-from lastlayer.bayes.features import linear_features
-from lastlayer.bayes.linalg import diagonal, eigvalsh
-from lastlayer.bayes.readings import Readings
+from lastlayer._internal.work import CHUNK_ROWS, row_chunks
 from lastlayer.errors import InputError
 
 MOMENTS = ("count", "mean", "scatter", "energy")
@@ -25,6 +22,98 @@ PILOT_ROWS = 256
 """Rows whose mean serves as the centre of a chunk; it is close enough to the true mean to cost no digits."""
 GPU_CHUNK = 2**27
 """Numbers per chunk on a GPU: large enough that launching kernels takes a negligible share of the time."""
+
+
+def affine_features(phi_tilde: Float[Tensor, "*b m k"]) -> Float[Tensor, "*b m p"]:
+    """Append a column of ones to linear features: phi = [phi_tilde, 1]. eq:Features_vs_augmented_Features.
+
+    Parameters
+    ----------
+    phi_tilde : Tensor of shape (..., m, k)
+        Linear features.
+    """
+    return torch.cat([phi_tilde, phi_tilde.new_ones(*phi_tilde.shape[:-1], 1)], dim=-1)
+
+
+def linear_features(Phi: Float[Tensor, "*b m p"]) -> Float[Tensor, "*b m k"]:
+    """Remove the last column of affine features, which must be ones.
+
+    Parameters
+    ----------
+    Phi : Tensor of shape (..., m, p)
+        Affine features.
+    """
+    bias = Phi[..., -1] if Phi.shape[-1] else Phi.new_zeros(1)
+    if Phi.device.type != "cpu":
+        torch._assert_async((bias == 1).all())
+    elif not bool((bias == 1).all()):
+        raise InputError(
+            f"the last column of the affine features, of shape {tuple(Phi.shape)}, is not all ones: "
+            "make them with lastlayer.features.affine_features(phi_tilde)"
+        )
+    return Phi[..., :-1]
+
+
+@dataclass(frozen=True)
+class Readings:
+    """Working targets with their noise; leading dimensions index members, a last axis of 1 serves all outputs."""
+
+    t: Float[Tensor, "*b m q"]
+    """Working targets; 0 where a target is not read."""
+    scale: Float[Tensor, "*#b m #q"] | None = None
+    """Factor on the learned noise variance; inf: not read; 0: no learned noise; None: 1."""
+    known: Float[Tensor, "*#b m #q"] | None = None
+    """Known noise variance in addition; None: 0."""
+
+    @classmethod
+    def of(cls, T: Float[Tensor, "*b m q"], noise_var: Float[Tensor, "*#b m #q"] | None = None) -> "Readings":
+        """Read targets, of which some may be missing (NaN), with known noise variances beside the learned noise."""
+        missing = T.isnan()
+        if not bool(missing.any()):
+            return cls(T, known=noise_var)
+        known = None if noise_var is None else torch.where(missing, 0.0, noise_var)
+        scale = torch.where(missing, torch.inf, torch.ones_like(T))
+        return cls(T.nan_to_num(0.0), scale, known)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every target is read, with the learned noise alone."""
+        return self.scale is None and self.known is None
+
+    @property
+    def read(self) -> Float[Tensor, "*#b m #q"] | None:
+        """1 where a target is read, 0 elsewhere; None: every target is."""
+        return None if self.scale is None else torch.isfinite(self.scale).to(self.scale)
+
+    @property
+    def values(self) -> Float[Tensor, "*b m q"]:
+        """Working targets, NaN where they are not read."""
+        return self.t if self.scale is None else torch.where(torch.isfinite(self.scale), self.t, torch.nan)
+
+    def precision(self, noise_var: Float[Tensor, "*#b #q"] | None = None) -> Float[Tensor, "*#b m #q"] | None:
+        """Precision of each reading relative to that of the learned noise; None: all ones."""
+        if self.scale is None and self.known is None:
+            return None
+        scale = torch.ones_like(self.t) if self.scale is None else self.scale
+        if self.known is None:
+            return 1 / scale
+        assert noise_var is not None
+        return 1 / (scale + self.known / noise_var[..., None, :])
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Readings]", join: Callable[[list[Tensor]], Tensor]) -> "Readings":
+        """Join the tensors of several readings; those that only some of them have are filled in."""
+        filled = {"scale": torch.ones_like, "known": torch.zeros_like}
+        tensors = {"t": join([part.t for part in parts])}
+        for name, fill in filled.items():
+            own = [getattr(part, name) for part in parts]
+            if any(x is not None for x in own):
+                tensors[name] = join([fill(p.t) if x is None else x for p, x in zip(parts, own, strict=True)])
+        return cls(**tensors)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Readings":
+        """Change every tensor."""
+        return Readings(*(None if x is None else change(x) for x in vars(self).values()))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -55,15 +144,14 @@ class Statistics:
     @classmethod
     def of(
         cls,
-        Psi: Float[Tensor, "*b m p"],
+        phi_tilde: Float[Tensor, "*b m k"],
         readings: Readings,
         *,
         weight: Float[Tensor, "*#b m"] | None = None,
         noise_var: Float[Tensor, "*#b q"] | None = None,
     ) -> "Statistics":
         """Statistics of readings: of each output unless all share their noise; known noise needs the learned one."""
-        precision, T = readings.precision(noise_var), readings.t
-        phi_tilde, parts = linear_features(Psi), []
+        precision, T, parts = readings.precision(noise_var), readings.t, []
         if precision is None:
             return cls.from_linear_features(phi_tilde, T, sample_weight=weight)
         weight = torch.ones_like(T[..., 0]) if weight is None else weight.to(T)
@@ -89,7 +177,7 @@ class Statistics:
         scatter = rest.mT @ (w * rest)
         n = torch.full_like(count, float(Psi.shape[-2]))
         log_scale = None if precision is None else log_scales(precision.double()).expand(count.shape)
-        return cls(count, mean, scatter, diagonal(scatter).detach(), t.shape[-1], n, log_scale)
+        return cls(count, mean, scatter, torch.linalg.diagonal(scatter).detach(), t.shape[-1], n, log_scale)
 
     @classmethod
     def from_features(
@@ -186,7 +274,7 @@ class Statistics:
         scatter = torch.cat([torch.cat([Z.mT @ wZ, cross], dim=-1), torch.cat([cross.mT, Y.mT @ wY], dim=-1)], dim=-2)
         rest = torch.cat([z_rest, y_rest], dim=-1)
         scatter = (scatter - count[..., None, None] * (rest[..., :, None] * rest[..., None, :])).double()
-        energy = diagonal(scatter).detach()
+        energy = torch.linalg.diagonal(scatter).detach()
         if dtype == torch.float32:
             energy = coarse(energy, T.shape[-1])
         mean = torch.cat([z, y], dim=-1) + rest
@@ -200,7 +288,7 @@ class Statistics:
         total, count = moments[..., :-1, -1], moments[..., -1, -1]
         rest = total / count.clamp_min(TINY)[..., None]
         scatter = moments[..., :-1, :-1] - rest[..., :, None] * total[..., None, :]
-        energy = diagonal(scatter)
+        energy = torch.linalg.diagonal(scatter)
         return cls(count, centre + rest, scatter, energy if exact else coarse(energy, n_outputs), n_outputs)
 
     def __add__(self, other: "Statistics") -> "Statistics":
@@ -215,7 +303,7 @@ class Statistics:
             count=count,
             mean=self.mean + share * step,
             scatter=self.scatter + other.scatter + between,
-            energy=self.energy + other.energy + diagonal(between).detach(),
+            energy=self.energy + other.energy + torch.linalg.diagonal(between).detach(),
             **self._sums(operator.add, other),
         )
 
@@ -235,11 +323,11 @@ class Statistics:
             count=count,
             mean=self.mean - (other.count / self.count)[..., None] * step,
             scatter=self.scatter - other.scatter - between,
-            energy=self.energy + other.energy + diagonal(between).detach(),
+            energy=self.energy + other.energy + torch.linalg.diagonal(between).detach(),
             **self._sums(operator.sub, other),
         )
         scale = rest.energy.clamp_min(TINY).rsqrt()
-        lowest = eigvalsh(scale[..., None] * rest.scatter * scale[..., None, :]).min()
+        lowest = torch.linalg.eigvalsh((scale[..., None] * rest.scatter * scale[..., None, :]).cpu()).min()
         if bool(lowest < -1e-10 * rest.scatter.shape[-1]):
             raise InputError(
                 "the rows to remove were not all added before: the remaining rows would have a negative variance "
@@ -370,7 +458,7 @@ class Statistics:
         """Both in the finer of their layouts."""
         if self.by_output != other.by_output:
             self, other = self.each_output(), other.each_output()
-        if (self.n_linear, self.n_outputs) != (other.n_linear, other.n_outputs):
+        if self.mean.shape[-1] != other.mean.shape[-1] or self.n_outputs != other.n_outputs:
             raise InputError(
                 f"statistics of {self.n_linear} features and {self.n_outputs} targets cannot be combined with those of "
                 f"{other.n_linear} features and {other.n_outputs} targets"
@@ -393,10 +481,11 @@ def coarse(energy: Float[Tensor, "*b c"], n_outputs: int) -> Float[Tensor, "*b c
 
 def check_scatter(scatter: Float[Tensor, "*b c c"]) -> None:
     """Check that a matrix can be the scatter of rows."""
-    size = diagonal(scatter).clamp_min(0.0).sqrt()
+    squares = torch.linalg.diagonal(scatter)
+    size = squares.clamp_min(0.0).sqrt()
     bound = size[..., :, None] * size[..., None, :]
     loose = 1e-6 * bound + 1e-9 * bound.amax()
-    if bool((diagonal(scatter) < -1e-9 * bound.amax()).any()) or bool((scatter.abs() > bound + loose).any()):
+    if bool((squares < -1e-9 * bound.amax()).any()) or bool((scatter.abs() > bound + loose).any()):
         raise ValueError("the scatter is not that of any rows")
     if bool(((scatter - scatter.mT).abs() > loose).any()):
         raise ValueError("the scatter is not symmetric")

@@ -70,7 +70,7 @@ class Curve:
         Parameter("power", (0.0, -0.5, 0.0), (-2.0, 1.5), (0.0, 1.0)),
         Parameter("trust", (0.0, 0.0, 0.0), (-10.0, 10.0), (0.0, 1.0)),
     )
-    """What is fitted, as logarithms in this order; `StackedCurves` holds their place in the formula."""
+    """What is fitted, as logarithms in this order."""
 
     @property
     def widening(self) -> float:
@@ -113,36 +113,6 @@ class Curve:
     def __str__(self) -> str:
         a, b = (np.array2string(x, precision=3) for x in (self.noise, self.slope))
         return f"var = noise * (a + b v^{self.power:.2f}), a = {a}, b = {b}"
-
-
-def of_each(numbers: Float[ndarray, "*s p"], n_outputs: int) -> list[ndarray]:
-    """Split numbers into those of each of `Curve.PARAMETERS`."""
-    ends = np.cumsum([n_outputs if parameter.by_output else 1 for parameter in Curve.PARAMETERS])
-    return np.split(numbers, ends[:-1], axis=-1)
-
-
-class StackedCurves(NamedTuple):
-    """Curves of c networks as the formula takes them: arrays of shape (c, 1, q), or (c, 1, 1)."""
-
-    log_noise: ndarray
-    log_slope: ndarray
-    power: ndarray
-    log_trust: ndarray
-    log_reach: ndarray | float = math.inf
-    log_share: ndarray | None = None
-    """Log factor of the variance of the process outside the data; None: there is none."""
-
-    @classmethod
-    def of_logs(cls, numbers: Float[ndarray, "c p"], n_outputs: int) -> "StackedCurves":
-        """Split the logarithms of `Curve.PARAMETERS`, without a reach."""
-        log_noise, log_slope, log_power, log_trust = of_each(numbers[:, None], n_outputs)
-        return cls(log_noise, log_slope, np.exp(log_power), log_trust)
-
-    @staticmethod
-    def slopes(noise: ndarray, slope: ndarray, trust: ndarray, by_shape: ndarray, shape: ndarray) -> ndarray:
-        """Slopes (c, p) in the parameters, given those in the logs of a, b (c, q), trust (c,) and v^gamma (c, n, q)."""
-        by_power = (by_shape * shape).sum((1, 2))  # the shape, gamma log v, is its own slope in log gamma
-        return np.concatenate([noise, slope, by_power[:, None], trust[:, None]], axis=1)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.work import row_chunks
 from lastlayer.calibration.curve import (
     LOG_FRACTION,
     OF_MIXTURE,
@@ -23,13 +23,11 @@ from lastlayer.calibration.curve import (
     NoiseHead,
     Outside,
     Shrinkage,
-    StackedCurves,
     Tails,
-    of_each,
 )
 from lastlayer.calibration.points import HeldOutPoints
 from lastlayer.formula.ops import NumPyOps, TorchOps
-from lastlayer.formula.predictive import log_noise_factor, log_shape, log_variance, member_weights, shrunk
+from lastlayer.formula.predictive import State, log_noise_factor, log_shape, log_variance, member_weights, shrunk
 from lastlayer.likelihoods.base import Gaussian, HeldOutReadings, Likelihood, Predicted, by_output
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 
@@ -68,7 +66,7 @@ def fit_curves(
         return Calibration(dict.fromkeys(families, Curve.identity(q)), empty, lpd=math.nan, lpd_before=math.nan)
     some = points.some(min(MOST_POINTS, max(SOME_POINTS, n // SHARE)))
     singles = {s: CurveProblem(some.of(s), [s], mixture=False, likelihood=likelihood) for s in families}
-    numbers = {s: p.best([p.lowest([*p.starts])]) for s, p in singles.items()}
+    numbers = {s: p.best([*p.starts]) for s, p in singles.items()}
     alone = {s: replace(p, points=points.of(s)).lpd(numbers[s]) for s, p in singles.items()}
     families.sort(key=lambda s: -alone[s])
     first = CurveProblem(points.some(FIRST_POINTS), families, mixture, likelihood=likelihood)
@@ -102,6 +100,12 @@ def noise_depends_on_input(points: HeldOutPoints, problem: "CurveProblem", x: nd
     mean = float(np.average(gain, weights=weight))
     spread = math.sqrt(float(np.average((gain - mean) ** 2, weights=weight)) / len(gain))
     return mean > max(WORTH, 2 * spread)
+
+
+def of_each(numbers: Float[ndarray, "*s p"], n_outputs: int) -> list[ndarray]:
+    """Split numbers into those of each of `Curve.PARAMETERS`."""
+    ends = np.cumsum([n_outputs if parameter.by_output else 1 for parameter in Curve.PARAMETERS])
+    return np.split(numbers, ends[:-1], axis=-1)
 
 
 class Density(NamedTuple):
@@ -142,9 +146,16 @@ class MixtureDensity:
         """Evaluate the mixture; slopes are named after their variable."""
         ops, q = NumPyOps, self.mean.shape[-1]
         share, wider, log_precision, log_outside = of_mixture
-        curve = StackedCurves.of_logs(curves[self.curve_of], q)
-        per_variance = (self.log_noise_var + curve.log_slope).mean(-1, keepdims=True)
-        curve = curve._replace(log_share=log_outside + self.log_fraction - per_variance)
+        log_noise, log_slope, log_power, log_trust = of_each(curves[self.curve_of, None], q)
+        per_variance = (self.log_noise_var + log_slope).mean(-1, keepdims=True)
+        curve = State(
+            log_noise=log_noise,
+            log_slope=log_slope,
+            power=np.exp(log_power),
+            log_trust=log_trust,
+            log_reach=math.inf,
+            log_share=log_outside + self.log_fraction - per_variance,
+        )
         # variances: inside the data, and with what the process adds outside
         inside, shape = (log_shape(ops, curve, self.log_cost, far) for far in (None, self.log_far))
         log_var = self.log_noise_var + log_variance(ops, curve, shape, log_factor)
@@ -173,7 +184,8 @@ class MixtureDensity:
         own_part = np.exp(self.log_noise_var + curve.log_slope + inside - own_var)
         by_own, by_noise = by_shrinkage * own_part, by_noise + by_shrinkage * (1 - own_part)
         by_slope = (by_epistemic + by_own).sum(1) - by_far / q
-        each = curve.slopes(by_noise.sum(1), by_slope, by_weight.sum(1), by_inside + by_own, inside)
+        by_power = ((by_inside + by_own) * inside).sum((1, 2))  # gamma log v is its own slope in log gamma
+        each = np.column_stack([by_noise.sum(1), by_slope, by_power, by_weight.sum(1)])
         by_curves = (self.curve_of == np.arange(len(curves))[:, None]) @ each
         by_mixture = np.array([*by.tails, by_shrinkage.sum(), by_far.sum()])
         return Density(log_density, mean, by_curves, by_mixture, by_noise.sum(0))
@@ -201,10 +213,6 @@ class CurveProblem:
         curve_of = np.array([self.families.index(own) for own in self.points.families])
         chunks = [self.points[np.arange(n)[rows]] for rows in row_chunks(n, max(1, AT_ONCE // (c * self.q)))]
         self.pieces = [MixtureDensity(chunk, self.likelihood, curve_of, self.sharpness) for chunk in chunks]
-
-    def lowest(self, xs: list[ndarray]) -> ndarray:
-        """Return the candidate with the lowest value; the first one if none is finite."""
-        return min(xs, key=lambda x: np.nan_to_num(self.value(x)[0], nan=np.inf))
 
     def parts(self, x: ndarray) -> tuple[Float[ndarray, "s p"], Float[ndarray, " 4"], NoiseHead | None]:
         """Split the vector into the parameters of the curves, those of the mixture, and the noise head."""
@@ -246,15 +254,17 @@ class CurveProblem:
         return loss, np.concatenate([slope, *(number.grad.flatten() for number in learned)])  # type: ignore[union-attr]
 
     def best(self, starts: list[ndarray]) -> ndarray:
-        """Minimise from several starts, and return the lowest minimum."""
+        """Minimise from the lowest of several starts, the first one if none has a finite value."""
+        lowest = lambda xs: min(xs, key=lambda x: np.nan_to_num(self.value(x)[0], nan=np.inf))
         limits = [parameter.bounds for parameter in self.parameters]
         limits += [(-np.inf, np.inf)] * (len(starts[0]) - len(limits))
         given = {"jac": True, "bounds": limits}
+        x: ndarray = lowest(starts)
         if len(limits) <= DENSE:
             options = {"maxiter": 500, "ftol": 1e-7}
-            starts = starts + [minimize(self.value, x, method="SLSQP", options=options, **given).x for x in starts]
+            x = lowest([x, minimize(self.value, x, method="SLSQP", options=options, **given).x])
         options = {"maxiter": 500, "maxcor": 40}
-        found: ndarray = minimize(self.value, self.lowest(starts), method="L-BFGS-B", options=options, **given).x
+        found: ndarray = minimize(self.value, x, method="L-BFGS-B", options=options, **given).x
         return found
 
     def widened(self, x: ndarray) -> ndarray:

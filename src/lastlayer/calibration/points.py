@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,10 @@ from torch import Tensor
 
 from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points
 from lastlayer.formula.ops import TorchOps
-from lastlayer.formula.predictive import log_far
+from lastlayer.formula.predictive import State, log_far
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
 
 REGIONS = ("blocked", "shell", "outside")
@@ -56,16 +55,16 @@ class HeldOutPoints:
     ) -> "HeldOutPoints":
         """Predict unseen points by one posterior, given their affine features."""
         with torch.no_grad():
-            marginals = posterior.predict(Phi)
-        mean, var = marginals.mean, marginals.noise_cov.diagonal()
+            mean, cost, noise_cov = posterior.mean(Phi), posterior.variance_ratio(Phi), posterior.Sigma_E
+        var = noise_cov.diagonal()
         correlation = None
         if posterior.noise == "full" and len(var) > 1:
             std = var.sqrt()
-            correlation = (marginals.noise_cov / std / std[:, None]).expand(1, len(mean), -1, -1)
+            correlation = (noise_cov / std / std[:, None]).expand(1, len(mean), -1, -1)
         weight = torch.ones_like(mean[:, 0]) if data.weight is None else data.weight
         return cls(
             mean=mean[None],
-            cost=marginals.variance_ratio[None],
+            cost=cost[None],
             noise_var=var.expand(mean.shape)[None],
             correlation=correlation,
             inputs=data.X,
@@ -132,7 +131,7 @@ class HeldOutPoints:
             kind = np.where(beyond, "outside", kind)
             weight = torch.where(torch.from_numpy(beyond).to(cost.device), REGION_WEIGHT * weight, weight)
         log_noise = self.of(FOURIER).noise_var.log().mean((0, -1))
-        far = log_far(TorchOps, SimpleNamespace(log_noise=log_noise, inside=edge[FOURIER]), cost)
+        far = log_far(TorchOps, State(log_noise=log_noise, inside=edge[FOURIER]), cost)
         return replace(self, log_far=far, inside=edge, weight=weight, kind=kind)
 
     def _edge(self, cost: Float[Tensor, " n"]) -> float:

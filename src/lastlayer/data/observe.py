@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lastlayer._internal.arrays import as_array, check_finite
 from lastlayer.bayes.noise_groups import Targets
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.scaling import Standardizer
 from lastlayer.errors import InputError
 
@@ -171,7 +170,7 @@ class Measurements:
         f = self.functionals
         directions = None if f.directions is None else f.directions[at]
         part = replace(f, points=f.points[at], weights=f.weights[at], directions=directions)
-        return Measurements(part, self.readings.take(at))
+        return Measurements(part, self.readings.map(lambda x: x[..., at, :]))
 
 
 def some_of(

@@ -12,18 +12,17 @@ from jaxtyping import Float, Int, Int64
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer._internal.chunks import CHUNK_ROWS, row_chunks
+from lastlayer._internal.arrays import converted
+from lastlayer._internal.work import CHUNK_ROWS, row_chunks
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.noise_groups import StatisticsByNoise, Targets
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.data.copies import fingerprints, joined, near_groups
 from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.observe import FeatureMap, Measurements
 from lastlayer.data.scaling import Scales
 from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
-from lastlayer.networks.structured import converted
 from lastlayer.settings.types import Given, Shape
 
 
@@ -56,7 +55,8 @@ class Points:
         """Select rows; of a stack, the same of every network."""
         rows = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.X.device)
         X = self.X[rows] if self.readings.t.dim() == 2 else self.X[..., rows, :]
-        return Points(X, self.readings.take(rows), None if self.weight is None else self.weight[..., rows])
+        weight = None if self.weight is None else self.weight[..., rows]
+        return Points(X, self.readings.map(lambda x: x[..., rows, :]), weight)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Points":
         """Move to a device, with inputs of another type; ids stay integers."""
@@ -80,7 +80,7 @@ class Points:
 
     def moments(self, linear: FeatureMap, noise_var: Tensor | None = None) -> Statistics:
         """Statistics of linear features, computed at once and with gradients, also for a stack."""
-        return Statistics.of(self.features(linear), self.readings, weight=self.weight, noise_var=noise_var)
+        return Statistics.of(linear(self.X).double(), self.readings, weight=self.weight, noise_var=noise_var)
 
     def targets(self, linear: FeatureMap) -> list[Targets]:
         """Targets of each output with their known noise."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lastlayer._internal.arrays import rows_with
 from lastlayer._internal.numbers import EPS
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.errors import InputError
 from lastlayer.settings.types import Given
 

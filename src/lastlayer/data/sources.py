@@ -12,15 +12,16 @@ from jaxtyping import Int
 from numpy import ndarray
 from torch import Tensor
 
-from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.arrays import converted
 from lastlayer._internal.digests import Digest, digest_of
 from lastlayer._internal.process_state import isolated
+from lastlayer._internal.work import row_chunks
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.rows import Batch
 from lastlayer.data.scaling import LARGEST_TARGET, Scales, Standardizer
 from lastlayer.errors import InputError
-from lastlayer.networks.structured import Inputs, as_inputs, converted, named
+from lastlayer.networks.structured import Inputs, as_inputs, named
 
 POOL_NUMBERS = 2**20
 """Input values in a pool, unless batches are large: 8 MB in float64."""

@@ -16,8 +16,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from lastlayer._internal.digests import digest_of, digest_of_parameters, layout_of, name_of
-from lastlayer._internal.progress import progress_bar
-from lastlayer._internal.threads import threads_for
+from lastlayer._internal.work import progress_bar, threads_for
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.errors import InputError
 from lastlayer.networks.architecture import Architecture

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from lastlayer._internal.chunks import CHUNK_ROWS
+from lastlayer._internal.arrays import converted
 from lastlayer._internal.digests import Digest, digest_of, layout_of
+from lastlayer._internal.work import CHUNK_ROWS
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.data.rows import Rows
@@ -17,7 +18,6 @@ from lastlayer.ensemble.splits import Split
 from lastlayer.ensemble.train import Task
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied, finite_features
-from lastlayer.networks.structured import converted
 from lastlayer.predictor.member import Member
 from lastlayer.settings.types import DTYPES, STRUCTURES
 from lastlayer.training import batches_for, streamed_statistics

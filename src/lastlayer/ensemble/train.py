@@ -17,17 +17,16 @@ from numpy import ndarray
 from torch import nn
 
 from lastlayer._internal.digests import digest_of
-from lastlayer._internal.threads import threads
+from lastlayer._internal.work import threads
 from lastlayer.calibration.points import REGIONS
 from lastlayer.data.copies import whole_groups
 from lastlayer.data.observe import some_of
 from lastlayer.data.rows import Rows
 from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.splits import Split
-from lastlayer.networks.architecture import Architecture, encoded
-from lastlayer.networks.encoding import PiecewiseEncoding, bins_of
+from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.fourier import fourier_network
-from lastlayer.networks.mlp import InputSkip, StackedMLP, finite_features
+from lastlayer.networks.mlp import InputSkip, PiecewiseEncoding, StackedMLP, bins_of, encoded, finite_features
 from lastlayer.settings.types import DTYPES, NETWORK, STRUCTURES, Family
 from lastlayer.training import (
     FullBatch,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lastlayer._internal.chunks import CHUNK_ROWS
 from lastlayer._internal.digests import digest_of_parameters
+from lastlayer._internal.work import CHUNK_ROWS
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.posterior import Posterior

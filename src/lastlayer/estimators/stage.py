@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.data.rows import Points
 from lastlayer.data.sources import Samples
 from lastlayer.errors import InputError

@@ -15,23 +15,23 @@ A draw of the function is mean' + stretch(v) h E, the columns of E normal with c
 The process is a Gaussian process in random features, which need not be a member. Rows are the last axis but one,
 outputs the last; the first axis indexes members where the library has such an axis. Variances are kept as logarithms,
 the form in which calibration fits them. `model` is a `State`, or the module of the same shape. This module imports
-nothing, because exported models contain a copy of it.
+only from Python's library, because exported models contain a copy of it.
 """
+
+from collections import namedtuple
+from types import SimpleNamespace
 
 TINY = 2.0**-511
 """A positive number whose inverse can be squared without overflow."""
 
 
-class State:
+class State(SimpleNamespace):
     """Named numbers of a model, in the arrays of any library: arrays, plain values, other states, and lists of these.
 
     A model has `input_mean`, `input_scale`, `layers`, the `order` of their members, `curve`, `head`, `outside`,
     `centre`, `noise_cov`, `roots`, `log_noise_var`, `log_precision`, `sharpness` and `widening`. A layer is
     a group of members with features of one shape; `network` has the numbers of `features`.
     """
-
-    def __init__(self, **values):  # type: ignore[no-untyped-def]
-        vars(self).update(values)
 
     def __getattr__(self, name):  # type: ignore[no-untyped-def]
         raise AttributeError(f"a state of {', '.join(vars(self))} has no {name}")
@@ -68,12 +68,8 @@ def _walked(value, at_array, name="", kind=State):  # type: ignore[no-untyped-de
     return value if plain else at_array(name[1:], value)
 
 
-class Components:
-    """Predictions of the members at each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1)."""
-
-    def __init__(self, mean, epistemic, noise, weights, cost, cost_star):  # type: ignore[no-untyped-def]
-        self.mean, self.epistemic, self.noise, self.weights = mean, epistemic, noise, weights
-        self.cost, self.cost_star = cost, cost_star
+Components = namedtuple("Components", ("mean", "epistemic", "noise", "weights", "cost", "cost_star"))
+"""Predictions of the members at each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1)."""
 
 
 def last_layer(ops, layer, phi):  # type: ignore[no-untyped-def]

@@ -12,8 +12,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer._internal.numbers import LOG_2PI
-from lastlayer.bayes.readings import Readings
-from lastlayer.errors import InputError
+from lastlayer.bayes.statistics import Readings
+from lastlayer.errors import InputError, unknown_choice
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.formula.predictive import output_cov
 from lastlayer.predictions.joint import add_noise
@@ -93,6 +93,8 @@ class Likelihood:
     distribution of the targets. Numbers of its own are fields, which model files keep.
     """
 
+    KINDS: ClassVar[dict[str, type["Likelihood"]]] = {}
+    """Values of the parameter `likelihood`; "auto" takes the first that suits the targets, else Gaussian noise."""
     name: ClassVar[str]
     """The value of the parameter `likelihood`."""
     modelled: ClassVar[str] = ""
@@ -101,6 +103,9 @@ class Likelihood:
     """What `predict` returns: "mean" or "median"."""
     linear: ClassVar[bool] = True
     """Whether working targets are the targets, with the mean and the variance of these."""
+
+    def __init_subclass__(cls) -> None:
+        Likelihood.KINDS[cls.name] = cls
 
     def suits(self, y: Float[ndarray, "m q"]) -> bool:
         """Whether `likelihood="auto"` selects it for these targets, of which some may be missing (NaN)."""
@@ -180,6 +185,16 @@ class Gaussian(Likelihood):
     """Gaussian noise."""
 
     name = "gaussian"
+
+
+def choose(asked: str, y: Float[ndarray, "m q"]) -> Likelihood:
+    """The likelihood asked for, or that of the data, of which some may be missing (NaN)."""
+    kinds = Likelihood.KINDS
+    if asked == "auto":
+        return next((found for kind in kinds.values() if (found := kind()).suits(y)), Gaussian())
+    if asked not in kinds:
+        raise unknown_choice("likelihood", asked, [*kinds, "auto"])
+    return kinds[asked]()
 
 
 def by_output(x: Float[ndarray, "*s q"]) -> Float[ndarray, "*s q"]:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from lastlayer._internal.arrays import rows_with
-from lastlayer.bayes.readings import Readings
+from lastlayer.bayes.statistics import Readings
 from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
 from lastlayer.predictions.lognormal import LogPrediction

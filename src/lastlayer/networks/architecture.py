@@ -10,19 +10,11 @@ from torch import nn
 
 from lastlayer._internal.process_state import seeded
 from lastlayer.errors import InputError
-from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
 from lastlayer.networks.fourier import fourier_network
-from lastlayer.networks.mlp import MLP, InputSkip
+from lastlayer.networks.mlp import MLP, InputSkip, PiecewiseEncoding, encoded
 from lastlayer.settings.types import NETWORK, Family, Fourier, Linear, Settings
 
 Backbone = nn.Module | Callable[[], nn.Module]
-ENCODED_SKIP = 0.3
-"""Scale of inputs passed on next to encoded ones: the variance grows outside the data, the mean hardly follows them."""
-
-
-def encoded(encoding: PiecewiseEncoding, network: nn.Module, n_inputs: int) -> InputSkip:
-    """Wrap a network with an input encoding; the inputs themselves, scaled down, are passed on to the last layer."""
-    return InputSkip(Encoded(encoding, network), torch.full((n_inputs,), ENCODED_SKIP).to(encoding.slope))
 
 
 @dataclass(frozen=True)

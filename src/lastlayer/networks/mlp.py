@@ -2,19 +2,29 @@
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import torch
-from jaxtyping import Float, Num
+from jaxtyping import Float, Int, Num
 from torch import Tensor, nn
 
-from lastlayer.errors import InputError, check_choice
+from lastlayer import formula
+from lastlayer.errors import InputError, unknown_choice
 from lastlayer.formula import State
-from lastlayer.networks.encoding import Encoded, PiecewiseEncoding
+from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.structured import call
 
 LARGEST_FEATURE = 1e100
 """Largest feature whose square is finite even when summed over weighted rows."""
+NO_WIDTH = 1e-5
+"""Minimum width of a bin, for standardised inputs: less cannot be told from rounding in float32."""
+MOST_ROWS = 2**24
+"""Maximum number of rows for torch's quantiles."""
+MOST_BINS, MOST_IN_ALL, ROWS_PER_BIN = 8, 400, 10
+"""Maximum number of bins per input and of all inputs together; rows of the table per bin of an input."""
+ENCODED_SKIP = 0.3
+"""Scale of inputs passed on next to encoded ones: the variance grows outside the data, the mean hardly follows them."""
 
 
 class Sin(nn.Module):
@@ -36,13 +46,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "softplus": nn.Softplus,
     "tanh": nn.Tanh,
 }
-
-
-class Linear(nn.Linear):
-    """Linear layer whose weights are set by its owner: none are drawn from torch's global generator."""
-
-    def reset_parameters(self) -> None:
-        """Do nothing."""
 
 
 class MLP(nn.Sequential):
@@ -73,13 +76,15 @@ class MLP(nn.Sequential):
             raise InputError(f"layer widths must be positive: n_inputs={n_inputs}, hidden={tuple(hidden)}")
         # Glorot's scale for activations that saturate, He's for those that zero half of their input
         gain = 1.0 if activation in ("tanh", "sigmoid", "sin") else math.sqrt(2.0)
-        make = ACTIVATIONS[check_choice("activation", activation, ACTIVATIONS)]
+        if activation not in ACTIVATIONS:
+            raise unknown_choice("activation", activation, ACTIVATIONS)
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip([n_inputs, *hidden], hidden, strict=False):
-            linear = Linear(int(fan_in), int(fan_out), dtype=dtype)
+            # without torch's own initial values, which would draw from its global generator
+            linear = nn.utils.skip_init(nn.Linear, int(fan_in), int(fan_out), dtype=dtype)
             nn.init.xavier_uniform_(linear.weight, gain=gain, generator=generator)
             nn.init.zeros_(linear.bias)
-            layers += [linear, make()]
+            layers += [linear, ACTIVATIONS[activation]()]
         super().__init__(*layers)
         self.n_features = int(hidden[-1]) if hidden else n_inputs
         self.activation = activation
@@ -150,6 +155,61 @@ class InputSkip(nn.Module):
         return torch.cat([phi, passed.expand(*phi.shape[:-1], x.shape[-1])], dim=-1)
 
 
+class PiecewiseEncoding(nn.Module):
+    """Encode inputs by the bins of every input side by side; a leading dimension of the buffers indexes networks."""
+
+    column: Tensor
+    slope: Tensor
+    shift: Tensor
+
+    def __init__(self, column: Int[Tensor, " k"], slope: Float[Tensor, "*s k"], shift: Float[Tensor, "*s k"]) -> None:
+        super().__init__()
+        for name, value in (("column", column), ("slope", slope), ("shift", shift)):
+            self.register_buffer(name, value)
+
+    @classmethod
+    def of(cls, Z: Float[Tensor, "m d"], n_bins: Int[Tensor, " d"]) -> "PiecewiseEncoding":
+        """Bins between quantiles of the rows; bins of no width, where values repeat, are zero everywhere."""
+        slopes, shifts = [], []
+        for z, n in zip(Z.double().mT, n_bins.tolist(), strict=True):
+            knots = z[:MOST_ROWS].quantile(torch.linspace(0, 1, n + 1, dtype=z.dtype, device=z.device))
+            width = knots.diff()
+            slope = torch.where(width > NO_WIDTH, 1 / width.clamp_min(NO_WIDTH), 0.0)
+            slopes.append(slope)
+            shifts.append(-knots[:-1] * slope)
+        column = torch.arange(len(n_bins), device=Z.device).repeat_interleave(n_bins.to(Z.device))
+        return cls(column, torch.cat(slopes), torch.cat(shifts))
+
+    @classmethod
+    def stacked(cls, encodings: "Sequence[PiecewiseEncoding]") -> "PiecewiseEncoding":
+        """Stack the encodings of several networks, each with its own bins of the same inputs."""
+        each = lambda name: torch.stack([getattr(encoding, name) for encoding in encodings])[:, None]
+        return cls(encodings[0].column, each("slope"), each("shift"))
+
+    def forward(self, x: Float[Tensor, "*s m d"]) -> Float[Tensor, "*t m k"]:
+        bins: Tensor = formula.encoded(TorchOps, self, x.index_select(-1, self.column))
+        return bins
+
+
+class Encoded(nn.Sequential):
+    """An `encoding`, and a `network` of what it returns."""
+
+    encoding: PiecewiseEncoding
+    network: nn.Module
+
+
+def bins_of(Z: Float[Tensor, "m d"]) -> Int[Tensor, " d"]:
+    """Number of bins of each input: at most the number of steps between its distinct values."""
+    most = max(2, min(MOST_BINS, MOST_IN_ALL // Z.shape[1], len(Z) // ROWS_PER_BIN))
+    return torch.tensor([max(1, min(most, len(z.unique()) - 1)) for z in Z.mT])
+
+
+def encoded(encoding: PiecewiseEncoding, network: nn.Module, n_inputs: int) -> InputSkip:
+    """Wrap a network with an input encoding; the inputs themselves, scaled down, are passed on to the last layer."""
+    both = Encoded(OrderedDict(encoding=encoding, network=network))
+    return InputSkip(both, torch.full((n_inputs,), ENCODED_SKIP).to(encoding.slope))
+
+
 def copied(network: nn.Module) -> nn.Module:
     """Copy a network in evaluation mode, without gradients; the copy shares nothing with the original."""
     return copy.deepcopy(network).eval().requires_grad_(False)
@@ -175,7 +235,7 @@ def parts_of(network: nn.Module) -> tuple[nn.Module, PiecewiseEncoding | None, T
 
 def features_of(network: nn.Module, Z: Num[Tensor, "m *d"]) -> Float[Tensor, "m k"]:
     """Linear features of a batch, checked to have one row per sample."""
-    phi_tilde = call(network, Z)
+    phi_tilde = network(Z) if Z.is_floating_point() else call(network, Z)
     if not isinstance(phi_tilde, Tensor) or phi_tilde.dim() != 2 or len(phi_tilde) != len(Z):
         shape = tuple(phi_tilde.shape) if isinstance(phi_tilde, Tensor) else type(phi_tilde).__name__
         raise InputError(

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lastlayer._internal.arrays import converted
 from lastlayer.errors import InputError
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
@@ -25,11 +26,6 @@ def named(inputs: Inputs) -> dict[str, Tensor]:
     if isinstance(inputs, Tensor):
         return {"X": inputs}
     return inputs if isinstance(inputs, dict) else {f"X[{i}]": part for i, part in enumerate(inputs)}
-
-
-def converted(x: Tensor, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
-    """Convert to another floating-point type and device; integers, such as ids, stay integers."""
-    return x.to(device=device, dtype=dtype if x.is_floating_point() else x.dtype)
 
 
 def moved(inputs: Inputs, like: Tensor) -> Inputs:

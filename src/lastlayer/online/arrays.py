@@ -144,11 +144,11 @@ class Look:
     def components(self) -> formula.Components:
         """Calibrated predictions of the members, as arrays with one row per point."""
         if self._single is not None:
-            return formula.Components(*(np.full((1, 1, 1), x) for x in vars(self._single).values()))
+            return formula.Components(*(np.full((1, 1, 1), x) for x in self._single))
         parts = formula.components(NumPyOps, self._arrays.formula, self._predicted, self.z)
         shape = parts.mean.shape[:2]
         whole = lambda x: x if x.shape[:2] == shape else np.broadcast_to(x, (*shape, x.shape[-1]))
-        return formula.Components(*map(whole, vars(parts).values()))
+        return formula.Components(*map(whole, parts))
 
     @cached_property
     def moments(self) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from lastlayer import formula
 from lastlayer._internal import codec, files
 from lastlayer._internal.arrays import as_array, check_finite
-from lastlayer._internal.chunks import row_chunks
 from lastlayer._internal.codec import Limits
+from lastlayer._internal.work import row_chunks
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import LARGEST_TARGET
@@ -143,7 +143,7 @@ class OnlineModel:
         X, noise : array-like of shape (m, d), bool
             Inputs, and whether to include the noise; False gives the distribution of the function.
         """
-        parts = self._together(X, lambda look: vars(look.components).values())
+        parts = self._together(X, lambda look: look.components)
         return self._fitted.prediction(formula.Components(*parts), noise=noise)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:

@@ -20,8 +20,7 @@ from lastlayer.calibration import curve as calibration
 from lastlayer.calibration.curve import Calibration
 from lastlayer.data.scaling import Standardizer
 from lastlayer.networks.architecture import Architecture
-from lastlayer.networks.encoding import PiecewiseEncoding
-from lastlayer.networks.mlp import copied, parts_of
+from lastlayer.networks.mlp import PiecewiseEncoding, copied, parts_of
 from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 from lastlayer.predictor.member import Member, Unseen

@@ -14,8 +14,8 @@ from sklearn.exceptions import NotFittedError
 from torch import Tensor
 
 from lastlayer import formula
-from lastlayer._internal.chunks import CHUNK_ROWS
-from lastlayer._internal.threads import threads_for
+from lastlayer._internal.arrays import converted
+from lastlayer._internal.work import CHUNK_ROWS, threads_for
 from lastlayer.calibration.curve import LOG_FRACTION, Calibration, Curve, Tails
 from lastlayer.calibration.fit import SHARPNESS
 from lastlayer.data.observe import Functionals, StandardFunctionals
@@ -26,7 +26,6 @@ from lastlayer.formula import Components, Functions, State
 from lastlayer.formula.ops import NumPyOps, TorchOps
 from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.networks.mlp import grouped, numbers_of
-from lastlayer.networks.structured import converted
 from lastlayer.predictions.joint import FunctionalPrediction, JointPrediction
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictions.prediction import Prediction
@@ -272,8 +271,7 @@ class Fitted:
 
     def working(self, X: ndarray, *, noise: bool = True) -> MixturePrediction:
         """Predict the working targets, which `likelihood` makes of the targets."""
-        parts = self._evaluated(X, lambda *of: vars(formula.predict(*of)).values())
-        return self.prediction(Components(*parts), noise=noise)
+        return self.prediction(Components(*self._evaluated(X, formula.predict)), noise=noise)
 
     def prediction(self, parts: Components, *, noise: bool = True) -> MixturePrediction:
         """Assemble the mixture of calibrated members and its tails, merged outside the data."""
@@ -421,13 +419,13 @@ def rows_in_cache(width: int) -> int:
 def _layer(members: Sequence[Member], places: list[int], targets: Standardizer, *, tuned: bool) -> State:
     """Members whose features have the same shape: networks and last layers, targets in original units."""
     posteriors = [member.posterior for member in members]
-    centre, weights, offset = map(torch.stack, zip(*[p.affine_map() for p in posteriors], strict=True))
-    star = [p.whitening(own) for p, own in zip(posteriors, centre, strict=True)]
+    star = [p.affine() for p in posteriors]
     used = [
-        own if member.tuned is None else member.posterior.whitening(middle, member.tuned)
-        for own, member, middle in zip(star, members, centre, strict=True)
+        own if member.tuned is None else member.posterior.affine(member.tuned)
+        for own, member in zip(star, members, strict=True)
     ]
-    (root, shift), (root_star, shift_star) = (map(torch.stack, zip(*each, strict=True)) for each in (used, star))
+    centre, weights, offset, root, shift = map(torch.stack, zip(*used, strict=True))
+    *_, root_star, shift_star = map(torch.stack, zip(*star, strict=True))
     scale, mean = targets.scale.to(weights), targets.mean.to(weights)
     widths = [w.shape[-1] for w in (root, *members[0].network.parameters()) if w.dim()]
     return State(
@@ -476,7 +474,7 @@ def as_array(values: Tensor) -> ndarray:
 
 def as_arrays(parts: Components) -> Components:
     """Convert components from tensors to arrays with one row per point."""
-    return Components(*(as_array(x.expand(-1, parts.mean.shape[1], -1)) for x in vars(parts).values()))
+    return Components(*(as_array(x.expand(-1, parts.mean.shape[1], -1)) for x in parts))
 
 
 def check_answer(*values: ndarray) -> None:

@@ -9,8 +9,8 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from lastlayer import formula
+from lastlayer._internal.arrays import converted
 from lastlayer.formula.ops import TorchOps
-from lastlayer.networks.structured import converted
 
 OUTPUTS = ("mean", "var", "epistemic_var", "noise_var", "affine_cost")
 """Entries of a prediction, under the names of `Prediction`."""

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from lastlayer import formula
-from lastlayer._internal.chunks import row_chunks
+from lastlayer._internal.arrays import converted
+from lastlayer._internal.work import row_chunks
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.posterior import Posterior
@@ -23,7 +24,6 @@ from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of, finite_features
-from lastlayer.networks.structured import converted
 from lastlayer.predictor.fitted import BlockOps, Fitted, as_arrays
 from lastlayer.predictor.member import Member
 from lastlayer.settings.types import DTYPES, Family

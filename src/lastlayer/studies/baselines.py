@@ -15,7 +15,7 @@ from torch import Generator, Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import softplus
 
-from lastlayer._internal.progress import progress_bar
+from lastlayer._internal.work import progress_bar
 from lastlayer.data.rows import Rows
 from lastlayer.data.scaling import Scales
 from lastlayer.data.validation import check_X, seed_of, validated

@@ -12,8 +12,7 @@ from lastlayer.bayes.evidence import by_evidence, nlml, profile
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut, held_out_lpd
 from lastlayer.bayes.posterior import Posterior
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics
+from lastlayer.bayes.statistics import Readings, Statistics
 from lastlayer.calibration.alpha import AlphaCurve, tune_alpha, tune_alpha_on
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import Standardizer

@@ -17,7 +17,7 @@ import numpy as np
 from numpy import ndarray
 
 from lastlayer._internal.files import STUDY, check_output
-from lastlayer._internal.progress import progress_bar
+from lastlayer._internal.work import progress_bar
 from lastlayer.errors import InputError
 from lastlayer.predictions.metrics import coverage, log_predictive_density, rmse
 from lastlayer.predictions.prediction import Prediction

@@ -1,6 +1,6 @@
 """Training of feature networks by the marginal likelihood, on tensors and modules."""
 
-from lastlayer._internal.threads import threads_for
+from lastlayer._internal.work import threads_for
 from lastlayer.data.rows import Points, Rows
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.checkpoint import Checkpoint, clear_checkpoints

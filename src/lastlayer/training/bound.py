@@ -9,8 +9,7 @@ from torch import Tensor
 
 from lastlayer._internal.numbers import LOG_2PI, TINY
 from lastlayer.bayes.features import affine_features
-from lastlayer.bayes.linalg import Cholesky, trace
-from lastlayer.bayes.precision import NormalEquations, noise_covariance
+from lastlayer.bayes.precision import Cholesky, NormalEquations, noise_covariance
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.settings.types import BiasPrior, NoiseStructure
 
@@ -88,7 +87,7 @@ class FrozenLayer:
         if logdet_from is None:
             precision = mean if seen == 1.0 else equations.at(log_alpha)
             assert isinstance(precision.factor, Cholesky)
-            centre, logdet = statistics.feature_mean, precision.logdet()
+            centre, logdet = equations.feature_mean, precision.logdet()
             inverse = precision.factor.inverse()
         else:
             centre, logdet, inverse = logdet_from.centre, logdet_from.logdet, logdet_from.inverse
@@ -123,7 +122,7 @@ class FrozenLayer:
     @property
     def shrinkage(self) -> Float[Tensor, "*b"]:
         """Penalty of the prior, alpha^-1 (tr Sigma_E^-1 W~'W~ + q tr_k Lambda_0^-1)."""
-        return self.ridge * (self.weight_size + self.weights.shape[-1] * trace(self.inverse))
+        return self.ridge * (self.weight_size + self.weights.shape[-1] * torch.linalg.diagonal(self.inverse).sum(-1))
 
     @property
     def offset(self) -> Float[Tensor, "*b"]:
@@ -151,7 +150,7 @@ class FrozenLayer:
         It equals log alpha where the slope is zero. `by_output`: one for all models along the last dimension.
         """
         k, q = self.penalised.shape[-2:]
-        size, effective = self.weight_size, q * (k - self.ridge * trace(self.inverse))
+        size, effective = self.weight_size, q * (k - self.ridge * torch.linalg.diagonal(self.inverse).sum(-1))
         if by_output:
             size, effective = size.sum(-1), effective.sum(-1)
         return (size.clamp_min(TINY) / effective.clamp_min(TINY)).log()

@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from lastlayer._internal.progress import progress_bar
-from lastlayer._internal.threads import threads_for
+from lastlayer._internal.work import progress_bar, threads_for
 from lastlayer.data.distributed import ONE, ProcessGroup
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lastlayer._internal.chunks import CHUNK_ROWS
-from lastlayer._internal.threads import SMALL_STEP
+from lastlayer._internal.work import CHUNK_ROWS, SMALL_STEP
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
 from lastlayer.bayes.statistics import Statistics

@@ -10,10 +10,8 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from torch import Tensor, nn
 
-from lastlayer.bayes.linalg import Cholesky, diagonal, trace
-from lastlayer.bayes.precision import ROUNDING
-from lastlayer.bayes.readings import Readings
-from lastlayer.bayes.statistics import Statistics, log_scales
+from lastlayer.bayes.precision import ROUNDING, Cholesky
+from lastlayer.bayes.statistics import Readings, Statistics, log_scales
 from lastlayer.data.rows import Points
 from lastlayer.networks.mlp import InputSkip, StackedMLP, neg_log_hidden_prior, parts_of
 from lastlayer.settings.types import BiasPrior, NoiseStructure
@@ -368,7 +366,7 @@ class StackedNetworks(Problem):
             # E of a squared error of the function, of the learned part of the noise, and of the squared weights
             square = errors[..., 0] + now * (errors[..., 1:].sum(-1) + weight / frozen.count[:, j : j + 1])
             part = scale[..., j].nan_to_num(0.0, 0.0, 0.0) * p.square() * square + weight * known * p
-            size = frozen.ridge[:, j] * (W.square().sum((1, 2)) + now[:, 0] * trace(inverse))
+            size = frozen.ridge[:, j] * (W.square().sum((1, 2)) + now[:, 0] * torch.linalg.diagonal(inverse).sum(-1))
             rows_here = self.batch_weight / self.count
             total = (part * learns[..., j]).sum(-1) + rows_here * size
             new = total / ((learns[..., j] * weight).sum(-1) + rows_here * inverse.shape[-1])
@@ -391,10 +389,10 @@ class StackedNetworks(Problem):
 
 def _coarse(statistics: Statistics, frozen: FrozenLayer) -> Bool[Tensor, "*s"]:
     """Whether moments in float32 are not enough for a last layer, or a factorisation failed."""
-    resolution = ROUNDING * statistics.energy[..., : statistics.n_linear].sum(-1)
-    energy = statistics.energy[..., statistics.n_linear :] / statistics.n[..., None]
-    little = (diagonal(frozen.noise_cov) < LEAST_NOISE * energy).any(-1)
-    return (frozen.ridge < LEAST_RIDGE * resolution) | little | ~torch.isfinite(frozen.logdet)
+    energy, q = statistics.energy, statistics.n_outputs
+    resolution = ROUNDING * energy[..., :-q].sum(-1)
+    little = torch.linalg.diagonal(frozen.noise_cov) < LEAST_NOISE * energy[..., -q:] / statistics.n[..., None]
+    return (frozen.ridge < LEAST_RIDGE * resolution) | little.any(-1) | ~torch.isfinite(frozen.logdet)
 
 
 def _filled(parts: Sequence[Int[Tensor, "_"]]) -> Int[Tensor, "s n"]:
