@@ -45,6 +45,10 @@ class FrozenLayer:
     """log det Lambda_0."""
     count: Float[Tensor, "*b"]
     """Total weight of the rows."""
+    size: Float[Tensor, "*b"]
+    """Size of the weights in units of the noise, tr Sigma_E^-1 W~'W~."""
+    effective: Float[Tensor, "*b"]
+    """Number of features that the data determine, k - alpha^-1 tr_k Lambda_0^-1."""
     bias_prior: BiasPrior
     """Prior of the bias."""
 
@@ -91,66 +95,52 @@ class FrozenLayer:
             inverse = precision.factor.inverse()
         else:
             centre, logdet, inverse = logdet_from.centre, logdet_from.logdet, logdet_from.inverse
+        W, precision_E, ridge = mean.penalised_weights, Cholesky.of(Sigma_E).inverse(), equations.ridge(log_alpha)
         return cls(
             weights=mean.weights + failed,
             centre=centre,
             inverse=inverse,
             noise_cov=Sigma_E,
-            noise_precision=Cholesky.of(Sigma_E).inverse(),
-            ridge=equations.ridge(log_alpha),
+            noise_precision=precision_E,
+            ridge=ridge,
             logdet=logdet,
             count=statistics.count,
+            size=(W @ precision_E * W).sum((-2, -1)),
+            effective=W.shape[-2] - ridge * torch.linalg.diagonal(inverse).sum(-1),
             bias_prior=bias_prior,
         )
 
     @property
-    def _n_free(self) -> int:
-        """Weights per output that the prior does not shrink: the bias under the flat prior."""
-        return int(self.bias_prior == "flat")
-
-    @property
-    def penalised(self) -> Float[Tensor, "*b k q"]:
-        """The weights that the prior shrinks, W~."""
-        return self.weights[..., : self.inverse.shape[-1], :]
-
-    @property
-    def weight_size(self) -> Float[Tensor, "*b"]:
-        """Size of the weights in units of the noise, tr Sigma_E^-1 W~'W~."""
-        W = self.penalised
-        return (W @ self.noise_precision * W).sum((-2, -1))
-
-    @property
-    def shrinkage(self) -> Float[Tensor, "*b"]:
-        """Penalty of the prior, alpha^-1 (tr Sigma_E^-1 W~'W~ + q tr_k Lambda_0^-1)."""
-        return self.ridge * (self.weight_size + self.weights.shape[-1] * torch.linalg.diagonal(self.inverse).sum(-1))
-
-    @property
     def offset(self) -> Float[Tensor, "*b"]:
         """The part of the bound that does not depend on the rows."""
-        k, q = self.penalised.shape[-2:]
-        n = self.count - self._n_free
-        prior = q * (n * LOG_2PI - k * self.ridge.log() + self.logdet - k - self._n_free)
-        return (prior + n * self.noise_cov.logdet() + self.shrinkage) / (2 * self.count)
+        k, q, free = self.inverse.shape[-1], self.weights.shape[-1], int(self.bias_prior == "flat")
+        n = self.count - free
+        prior = q * (n * LOG_2PI - k * self.ridge.log() + self.logdet - free - self.effective) + self.ridge * self.size
+        return (prior + n * self.noise_cov.logdet()) / (2 * self.count)
 
     @property
     def nlml(self) -> Float[Tensor, "*b"]:
         """NLML per sample of the statistics that the layer came from, unless the noise was raised to its floor."""
-        k, q = self.penalised.shape[-2:]
-        return self.offset + (q * (self.count + k) - self.shrinkage) / (2 * self.count)
+        k, q, n = self.inverse.shape[-1], self.weights.shape[-1], self.count - int(self.bias_prior == "flat")
+        total = q * (n * (LOG_2PI + 1) - k * self.ridge.log() + self.logdet) + n * self.noise_cov.logdet()
+        return total / (2 * self.count)
 
     @property
     def log_alpha_slope(self) -> Float[Tensor, "*b"]:
         """Derivative of the bound in log alpha."""
-        k, q = self.penalised.shape[-2:]
-        return (q * k - self.shrinkage) / (2 * self.count)
+        return (self.weights.shape[-1] * self.effective - self.ridge * self.size) / (2 * self.count)
 
     def fixed_point(self, *, by_output: bool = False) -> Float[Tensor, "*s"]:
         """MacKay's next log alpha: that of tr(Sigma_E^-1 W~'W~) / (q (k - alpha^-1 tr_k Lambda_0^-1)).
 
-        It equals log alpha where the slope is zero. `by_output`: one for all models along the last dimension.
+        It equals log alpha where the slope is zero.
+
+        Parameters
+        ----------
+        by_output : bool, default False
+            Whether all models along the last dimension share it.
         """
-        k, q = self.penalised.shape[-2:]
-        size, effective = self.weight_size, q * (k - self.ridge * torch.linalg.diagonal(self.inverse).sum(-1))
+        size, effective = self.size, self.weights.shape[-1] * self.effective
         if by_output:
             size, effective = size.sum(-1), effective.sum(-1)
         return (size.clamp_min(TINY) / effective.clamp_min(TINY)).log()
@@ -186,12 +176,12 @@ class FrozenLayer:
         share = share.expand(*share.shape[:-1], r) if weight is None else share * weight
         pull = residual @ self.noise_precision.to(T.dtype) * share[..., None].to(T.dtype)
         fit = (residual * pull).sum((-2, -1)).double()
-        gradient = _outer(pull, -W[..., :k, :].mT).to(phi_tilde.dtype)
+        gradient = -(pull * W[..., :k, :].mT if q == 1 else pull @ W[..., :k, :].mT).to(phi_tilde.dtype)
         n = r if logdet_rows is None else min(logdet_rows, r)
         z = phi_tilde[..., :n, :].double()
         z = z - self.centre[..., None, :] if self.bias_prior == "flat" else affine_features(z)
         H, each = z @ self.inverse, share[..., :n] * (q * logdet_scale)
-        ratio = (z * H).sum(-1) + self._n_free / self.count[..., None]
+        ratio = (z * H).sum(-1) + int(self.bias_prior == "flat") / self.count[..., None]
         gradient[..., :n, :] += (each[..., None] * H[..., :k]).to(gradient.dtype)
         return BoundTerms((fit + (each * ratio).sum(-1)) / 2, gradient, residual)
 
@@ -219,7 +209,8 @@ class FrozenLayer:
         inverse = (q * share) * self.inverse[..., :columns]
         away = x - self.centre[..., None, :] if self.bias_prior == "flat" else affine_features(x)
         offset = (x @ W + b - y) @ pull + away @ inverse
-        return torch.cat([_outer(W, pull) + inverse[..., :k, :], -pull, offset], dim=-2)
+        outer = W * pull if q == 1 else W @ pull  # much faster for a single output
+        return torch.cat([outer + inverse[..., :k, :], -pull, offset], dim=-2)
 
     def bound(self, statistics: Statistics) -> Float[Tensor, "*b"]:
         """Bound on the NLML per sample of the rows behind `statistics`.
@@ -242,10 +233,5 @@ class FrozenLayer:
         if self.bias_prior == "flat":
             away = statistics.feature_mean - self.centre
             gram = gram + count * away[..., :, None] * away[..., None, :]
-        ratios = (self.inverse * gram).sum((-2, -1)) + self._n_free * statistics.count / self.count
+        ratios = (self.inverse * gram).sum((-2, -1)) + int(self.bias_prior == "flat") * statistics.count / self.count
         return self.offset + ((self.noise_precision * RR).sum((-2, -1)) + q * ratios) / (2 * self.count)
-
-
-def _outer(a: Float[Tensor, "*b r q"], B: Float[Tensor, "*b q k"]) -> Float[Tensor, "*b r k"]:
-    """Product a B; elementwise for a single output, which is much faster."""
-    return a * B if a.shape[-1] == 1 else a @ B

@@ -173,6 +173,8 @@ class Problem:
     multiplications = 0
     """Approximate number of multiplications per step: small steps are faster on one thread."""
     process_group: ProcessGroup = ONE
+    log_alpha: Tensor
+    """Present log alpha of each network."""
 
     def __init__(self, module: nn.Module, shape: torch.Size, parameters: list[Tensor] | None = None) -> None:
         """Set what is trained: `module`, with `shape` () for one network and (s,) for a stack."""
@@ -202,11 +204,6 @@ class Problem:
     def penalty(self) -> Float[Tensor, "*s"]:
         """Terms minimised in addition to the NLML, such as the prior of the hidden weights."""
         return torch.zeros(self.shape, dtype=torch.float64)
-
-    @property
-    def log_alpha(self) -> Tensor:
-        """Present log alpha of each network."""
-        raise NotImplementedError
 
     def memory(self) -> dict[str, Tensor]:
         """What a checkpoint must keep beside parameters."""

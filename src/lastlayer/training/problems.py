@@ -55,6 +55,7 @@ class FullBatch(Problem):
     ) -> None:
         super().__init__(nn.ModuleList([network, objective]), objective.log_alpha.shape)
         self.network, self.objective, self.process_group = network, objective, process_group
+        self.log_alpha = objective.log_alpha
         self.check_every = STACK_CHECK if self.shape else 1
         main, T = rows.main, rows.main.readings.t
         readings = replace(main.readings, t=T.expand(*self.shape, *T.shape[-2:]))
@@ -99,11 +100,6 @@ class FullBatch(Problem):
             process_group=self.process_group,
             backward=False,
         )
-
-    @property
-    def log_alpha(self) -> Tensor:
-        """Present log alpha."""
-        return self.objective.log_alpha
 
     def held_out_score(self, held: Points) -> Float[Tensor, ""]:
         rest = self.rows.main
@@ -231,7 +227,7 @@ class MiniBatches(Problem):
         return float(self.running.gap(streamed_statistics(self.network, self.source.batches(CHUNK_ROWS))).nanmean())
 
     @property
-    def log_alpha(self) -> Tensor:
+    def log_alpha(self) -> Tensor:  # type: ignore[override]
         """Present log alpha of the running posterior."""
         return self.running.now.log_alpha
 

@@ -176,7 +176,7 @@ class StackedNetworks(Problem):
         fans = [*(W.shape[-2] for W in stack.weights), *(1 for _ in stack.biases)]
         self.shares = [(self.prior_share * fan).to(dtype)[:, None, None] for fan in fans]
         # the last layers
-        self.log_alphas = torch.full_like(self.count, INITIAL_LOG_ALPHA)
+        self.log_alpha = torch.full_like(self.count, INITIAL_LOG_ALPHA)
         self.noise_var = torch.full_like(T[:1], math.exp(2 * INITIAL_LOG_SIGMA_E), dtype=torch.float64).repeat(
             len(parts), 1
         )
@@ -209,10 +209,6 @@ class StackedNetworks(Problem):
         """Negative log prior of the hidden weights, per sample."""
         return self.prior_share * neg_log_hidden_prior(self.network)
 
-    @property
-    def log_alpha(self) -> Tensor:
-        return self.log_alphas
-
     @torch.no_grad()
     def watch(self) -> float:
         """Mean log squared error of the networks for the rows that watch them, by the last layers of the last step."""
@@ -230,7 +226,7 @@ class StackedNetworks(Problem):
     def memory(self) -> dict[str, Tensor]:
         """Alphas, noise, centre, and the running averages with the layer and the order of the rows."""
         numbers = {"updates": self.updates, "effective_rows": self.effective_rows, "exact": self.exact}
-        kept = {"log_alphas": self.log_alphas, "noise_var": self.noise_var, "centre": self.passes.centre}
+        kept = {"log_alpha": self.log_alpha, "noise_var": self.noise_var, "centre": self.passes.centre}
         kept |= {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
         if self.updates:
             kept |= {"order": self.order} | {f"frozen.{k}": v for k, v in tensors_of(self.frozen).items()}
@@ -238,7 +234,7 @@ class StackedNetworks(Problem):
 
     def remember(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `memory` returned."""
-        for name in ("log_alphas", "noise_var"):
+        for name in ("log_alpha", "noise_var"):
             getattr(self, name).copy_(tensors[name])
         self.passes.centre.copy_(tensors["centre"])
         self.updates, self.exact = int(tensors["updates"]), bool(tensors["exact"])
@@ -280,7 +276,7 @@ class StackedNetworks(Problem):
         due = self.n_batches == 1 or self.updates < SCHEDULE.settle or self.updates % SCHEDULE.every == 0
         frozen = FrozenLayer.of(
             statistics,
-            self.log_alphas if own is None else self.log_alphas[:, None],
+            self.log_alpha if own is None else self.log_alpha[:, None],
             noise=self.noise,
             bias_prior=self.bias_prior,
             noise_cov=None if own is None or own.known is None else self.noise_var[..., None, None],
@@ -298,7 +294,7 @@ class StackedNetworks(Problem):
         if own is not None and precision is not None and own.known is not None:
             self._learn_noise(frozen, own, precision)
         if due and self.updates:
-            self.log_alphas.copy_(moved(self.log_alphas, frozen.fixed_point(by_output=own is not None)))
+            self.log_alpha.copy_(moved(self.log_alpha, frozen.fixed_point(by_output=own is not None)))
             self._follow(statistics)
         nlml = frozen.nlml if own is None else (frozen.nlml * frozen.count).sum(-1) / self.count
         self.nlml = nlml
