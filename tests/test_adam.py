@@ -9,6 +9,7 @@ from lastlayer.training.engine import Adam
 def test_it_steps_as_torch_does(generator):
     start = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 2), (5,), ())]
     ours, theirs = ([p.clone().requires_grad_() for p in start] for _ in range(2))
+    ours[0].grad = torch.ones_like(start[0])  # what another loop has left
     mine, other = Adam(ours), torch.optim.Adam(theirs, lr=0.03)
     for step in range(40):
         gradients = [torch.randn(p.shape, generator=generator, dtype=torch.float64) * 10.0**-step for p in start]

@@ -152,8 +152,8 @@ def test_predict_is_the_median_which_is_sane_far_outside():
         p = mixture.predictive(scale * X)
         np.testing.assert_allclose(mixture.predict(scale * X), p.quantile(0.5))
         np.testing.assert_allclose(p.cdf(mixture.predict(scale * X)), 0.5)
-    assert mixture.predict(50 * X).max() < 1e10
-    assert rmse(p, y) < 1e10
+    assert mixture.predict(50 * X).max() < 1e15
+    assert rmse(p, y) < 1e15
     assert p.mean.max() > 1e50
     assert list(p.to_frame())[:2] == ["median", "std"]
 

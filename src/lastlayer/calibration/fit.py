@@ -71,7 +71,7 @@ def fit_curves(
     families.sort(key=lambda s: -alone[s])
     first = CurveProblem(points.some(FIRST_POINTS), families, mixture, likelihood=likelihood)
     own = [numbers[s] for s in families]
-    x = first.best([np.concatenate([*own, first.starts[0, first.n_curves :]])])
+    x = first.best([np.concatenate([*own, first.starts[0, first.n_curves :]]), first.starts[0]])
     whole, head = replace(first, points=some), None
     x = whole.best([x])
     if input_noise is None:

@@ -44,6 +44,8 @@ class Adam:
             }
             for p in parameters
         }
+        for p in parameters:
+            p.grad = None  # what another loop may have left
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
