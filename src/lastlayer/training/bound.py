@@ -131,7 +131,7 @@ class FrozenLayer:
         return (self.weights.shape[-1] * self.effective - self.ridge * self.size) / (2 * self.count)
 
     def fixed_point(self, *, by_output: bool = False) -> Float[Tensor, "*s"]:
-        """MacKay's next log alpha: that of tr(Sigma_E^-1 W~'W~) / (q (k - alpha^-1 tr_k Lambda_0^-1)).
+        """Compute MacKay's next log alpha, that of tr(Sigma_E^-1 W~'W~) / (q (k - alpha^-1 tr_k Lambda_0^-1)).
 
         It equals log alpha where the slope is zero.
 

@@ -237,7 +237,13 @@ class MiniBatches(Problem):
         return {**kept, "updates": torch.tensor(self.running.steps)}
 
     def remember(self, tensors: dict[str, Tensor]) -> None:
-        """Restore the running posterior."""
+        """Restore the running posterior.
+
+        Parameters
+        ----------
+        tensors : dict of Tensor
+            What `memory` returned.
+        """
         self.running.steps = int(tensors["updates"])
         if "log_alpha" in tensors:
             self.running.snapshot = Snapshot.of(tensors, self.running.bias_prior)
