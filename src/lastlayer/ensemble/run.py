@@ -43,13 +43,10 @@ class Run:
     @contextmanager
     def stage(self, label: str, work: int = 0) -> Iterator[None]:
         """Show and time a stage of so many multiplications; small ones use one thread."""
-        start = time.perf_counter()
-        with self.bar(label), threads_for(work):
+        start, shown = time.perf_counter(), {"desc": label, "bar_format": "{desc}: {elapsed}", "leave": False}
+        with progress_bar(total=1, disable=not self.progress, **shown), threads_for(work):
             yield
         logger.info("%s: %.1f s", label, time.perf_counter() - start)
-
-    def bar(self, label: str) -> Any:
-        return progress_bar(total=1, disable=not self.progress, desc=label, bar_format="{desc}: {elapsed}", leave=False)
 
     def train(
         self, problem: Problem, settings: Settings, *, progress: bool = True, most: int | None = None, **options: Any

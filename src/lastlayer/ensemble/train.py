@@ -96,7 +96,7 @@ class Trainer:
         if family.trained:
             networks = self._trained(list(zip(tasks, encodings, strict=True)), stage, stop)
         elif family.once:
-            with self.run.bar(f"lengths of {len(tasks)} processes"):
+            with self.run.stage(f"lengths of {len(tasks)} processes"):
                 networks = self._processes(tasks)
         else:
             d, same = self.rows.main.X.shape[1], nn.Identity

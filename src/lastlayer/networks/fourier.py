@@ -45,7 +45,7 @@ def fourier_network(
     with torch.no_grad():
         linear.weight.copy_(torch.cat([waves, waves]))
         linear.bias[:n_frequencies] = 0.5 * math.pi  # makes these sines cosines
-    return InputSkip(network, _linear_scale(log_linear, n_frequencies) * scale)
+    return InputSkip(network, (0.5 * log_linear).exp() * math.sqrt(n_frequencies) * scale)
 
 
 class ProcessFeatures(nn.Module):
@@ -101,12 +101,7 @@ def fourier_features(
     """Features of `fourier_network` as a function of the length scales, given standard normal frequencies."""
     a = x * (-log_length).exp()
     u = a @ waves
-    return torch.cat([torch.cos(u), torch.sin(u), _linear_scale(log_linear, waves.shape[1]) * a], -1)
-
-
-def _linear_scale(log_linear: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
-    """Scale of the linear features, sqrt(rho n)."""
-    return (0.5 * (log_linear + math.log(n))).exp()
+    return torch.cat([torch.cos(u), torch.sin(u), (0.5 * log_linear).exp() * math.sqrt(waves.shape[1]) * a], -1)
 
 
 def frequencies(d: int, n: int, generator: torch.Generator | None) -> Float[Tensor, "d n"]:

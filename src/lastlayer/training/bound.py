@@ -130,20 +130,24 @@ class FrozenLayer:
         """Derivative of the bound in log alpha."""
         return (self.weights.shape[-1] * self.effective - self.ridge * self.size) / (2 * self.count)
 
-    def fixed_point(self, *, by_output: bool = False) -> Float[Tensor, "*s"]:
-        """Compute MacKay's next log alpha, that of tr(Sigma_E^-1 W~'W~) / (q (k - alpha^-1 tr_k Lambda_0^-1)).
+    def next_log_alpha(self, log_alpha: Float[Tensor, "*s"], *, by_output: bool = False) -> Float[Tensor, "*s"]:
+        """Move log alpha towards MacKay's fixed point by at most one unit.
 
-        It equals log alpha where the slope is zero.
+        It is the log of tr(Sigma_E^-1 W~'W~) / (q (k - alpha^-1 tr_k Lambda_0^-1)), and log alpha itself where the
+        slope of the bound is zero.
 
         Parameters
         ----------
+        log_alpha : Tensor
+            The present log alpha.
         by_output : bool, default False
-            Whether all models along the last dimension share it.
+            Whether all models along the last dimension of the layer share it.
         """
         size, effective = self.size, self.weights.shape[-1] * self.effective
         if by_output:
             size, effective = size.sum(-1), effective.sum(-1)
-        return (size.clamp_min(TINY) / effective.clamp_min(TINY)).log()
+        move = (size.clamp_min(TINY) / effective.clamp_min(TINY)).log() - log_alpha
+        return log_alpha + torch.where(torch.isfinite(move), move.clamp(-1.0, 1.0), 0.0)
 
     def rows(
         self,

@@ -276,6 +276,8 @@ class Engine:
         self.problem, self.optimizer, self.validation, self.checkpoint = problem, optimizer, validation, checkpoint
         self.plateau, self.falls, self.ends = plateau, 0.0 if plateau is None else math.inf, optimizer.max_epochs
         """Epochs at which the rate begins to fall, and at which training ends."""
+        self.rate = optimizer.learning_rate
+        """Learning rate at the beginning of the present epoch."""
         self.level, self.lowest, self.lowest_epoch = math.inf, math.inf, 0
         """Smoothed score of the plateau, its lowest value, and the epoch of that."""
         problem.module.train()
@@ -328,7 +330,11 @@ class Engine:
 
     def _take(self, batch: Any) -> None:
         """Take one step."""
-        rate = self._rate(self.epoch + min(self.step / self.n_steps, 1.0))
+        most, epoch = self.optimizer.max_epochs, self.epoch + min(self.step / self.n_steps, 1.0)
+        warm = 1.0 if self.plateau is None else min(1.0, (epoch + 1) / min(self.plateau.warm, most * WARM_SHARE))
+        fallen = max(0.0, epoch - self.falls) / max(1.0, self.ends - self.falls) if self.falls < math.inf else 0.0
+        rate = warm * self.optimizer.rate(fallen * most)
+        self.rate = rate if not self.step else self.rate
         before = [p.detach().clone() for p in self.parameters] if self.history.setbacks else []
         self.loss = self.loss + self.problem.gradient(batch, rate / self.optimizer.learning_rate).detach()
         self.steps.step(rate)
@@ -336,13 +342,6 @@ class Engine:
             for p, old in zip(self.parameters, before, strict=False):
                 p.copy_(old + _over(self.pace.to(p), p) * (p - old))
         self.step += 1
-
-    def _rate(self, epoch: float | int) -> float:
-        """Learning rate at an epoch, or a fraction of one."""
-        most = self.optimizer.max_epochs
-        warm = 1.0 if self.plateau is None else min(1.0, (epoch + 1) / min(self.plateau.warm, most * WARM_SHARE))
-        fallen = max(0.0, epoch - self.falls) / max(1.0, self.ends - self.falls) if self.falls < math.inf else 0.0
-        return warm * self.optimizer.rate(fallen * self.optimizer.max_epochs)
 
     def _follow_plateau(self) -> None:
         """Decide whether the rate begins to fall, and when training ends."""
@@ -393,10 +392,11 @@ class Engine:
         last, group = self.epoch + 1 == self.ends, self.problem.process_group
         looks = self.n_steps > 1 or last or (self.epoch + 1) % self.problem.check_every == 0
         if not looks or not bool(self.look().all()):  # an epoch in which all networks failed is not recorded
-            self.nlml.append((group.sum_(self.loss) / max(self.step, 1)).nanmean())
+            loss = self.loss if group.world_size == 1 else group.sum_(self.loss)
+            self.nlml.append((loss / max(self.step, 1)).nanmean())
             self.log_alpha.append(self.problem.log_alpha.detach().mean())
             pace = float(self.pace.mean()) if self.history.setbacks else 1.0
-            self.history.learning_rate.append(pace * self._rate(self.epoch))
+            self.history.learning_rate.append(pace * self.rate)
         self.epoch, self.n_steps, self.step = self.epoch + 1, max(self.step, 1), 0
         self.loss = torch.zeros_like(self.loss)
         if looks and self.nlml and not bar.disable:

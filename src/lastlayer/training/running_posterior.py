@@ -207,7 +207,7 @@ class RunningPosterior:
         # a factorisation that failed leaves the old layer in place
         frozen = _where(_sound(new), new, old)
         if due:
-            log_alpha = moved(log_alpha, frozen.fixed_point())
+            log_alpha = frozen.next_log_alpha(log_alpha)
         return Snapshot(statistics, frozen, log_alpha, effective_rows)
 
     def _frozen(
@@ -226,12 +226,6 @@ class RunningPosterior:
 def tensors_of(value: FrozenLayer | Statistics) -> dict[str, Tensor]:
     """Fields that are tensors, by name."""
     return {f.name: v for f in fields(value) if isinstance(v := getattr(value, f.name), Tensor)}
-
-
-def moved(log_alpha: Float[Tensor, "*b"], fixed_point: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-    """log alpha moved towards its fixed point, by at most one unit."""
-    change = (fixed_point - log_alpha).clamp(-1.0, 1.0)
-    return log_alpha + torch.where(torch.isfinite(change), change, 0.0)
 
 
 def _sound(frozen: FrozenLayer) -> Bool[Tensor, "*b"]:

@@ -18,7 +18,7 @@ from lastlayer.settings.types import BiasPrior, NoiseStructure
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.engine import Problem
 from lastlayer.training.objectives import INITIAL_LOG_ALPHA, INITIAL_LOG_SIGMA_E
-from lastlayer.training.running_posterior import SCHEDULE, effective_after, moved, share_of, tensors_of
+from lastlayer.training.running_posterior import SCHEDULE, effective_after, share_of, tensors_of
 
 STACK_CHECK = 25
 """Steps between two checks for finite values."""
@@ -294,7 +294,7 @@ class StackedNetworks(Problem):
         if own is not None and precision is not None and own.known is not None:
             self._learn_noise(frozen, own, precision)
         if due and self.updates:
-            self.log_alpha.copy_(moved(self.log_alpha, frozen.fixed_point(by_output=own is not None)))
+            self.log_alpha.copy_(frozen.next_log_alpha(self.log_alpha, by_output=own is not None))
             self._follow(statistics)
         nlml = frozen.nlml if own is None else (frozen.nlml * frozen.count).sum(-1) / self.count
         self.nlml = nlml
