@@ -372,7 +372,7 @@ def test_the_noise_of_calibrated_built_in_networks_has_a_weak_prior_and_others_n
 
 def test_auto_is_the_same_at_every_size_but_for_the_thresholds_it_names():
     """Rows of a mini-batch, epochs, learning rate and early stopping follow from the size of the table."""
-    small, large = plan(1000).training, plan(1001).training
+    small, large = plan(999).training, plan(1000).training
     assert (small.batch_size, small.max_epochs, small.learning_rate) == (None, 250, 0.04)
     assert (large.batch_size, large.max_epochs, large.learning_rate) == (512, 128, 0.04)  # 250 steps
     large = plan(5001).training

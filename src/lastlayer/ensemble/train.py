@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 ROWS_PER_CORE = 200
 """Rows below which a second core costs more than it gains."""
 PATIENCE = 40
-"""Steps without progress after which the learning rate falls, at least two passes over the rows."""
+"""Steps without progress after which the learning rate falls; up to twice as many, as long as they are two passes."""
 REGION_STEPS = 0.6
 """Steps of networks that leave out a region, over those of the others."""
 
@@ -214,7 +214,7 @@ class Trainer:
                     batch_size=settings.training.batch_size,
                     seed=settings.seed,
                 )
-                patience = max(PATIENCE, 2 * problem.n_batches)
+                patience = min(max(PATIENCE, 2 * problem.n_batches), 2 * PATIENCE)
                 options["plateau"] = Plateau(problem.watch if watched else None, patience=patience)
                 most = settings.training.max_epochs * problem.n_batches if most is None else most
             steps = self._train(problem, network, tasks, place, most=most, **options).best_epoch

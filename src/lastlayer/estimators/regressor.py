@@ -108,7 +108,7 @@ class BLLRegressor(LastLayerRegressor):
         250, or as many as 250 to 800 mini-batch steps take; 500 with early stopping or a backbone, 60 with a source.
     batch_size : int, "auto" or None, default "auto"
         Rows per mini-batch, in float32 with a running average of the last layer, which is exact in the end. None: all
-        rows in every step. "auto": 512 for tables of more than 1,000 samples, 1,024 above 5,000.
+        rows in every step. "auto": 512 for tables of 1,000 samples and more, 1,024 above 5,000.
     training : TrainingOptions or None, default None
         Objective, learning rate, early stopping, checkpoints and the like.
     device : str, default "auto"

@@ -72,7 +72,7 @@ FAST_BLOCKS, LARGE_TABLE_BLOCKS = 3, 2
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows per mini-batch of a single network, for a table in memory and for a source."""
 STACK_TABLE, STACK_BATCH = 1_000, 512
-"""Above so many rows, networks of a mixture train on mini-batches of so many; above `LARGE_TABLE` on `TABLE_BATCH`."""
+"""From so many rows on, networks of a mixture train on mini-batches of so many; above `LARGE_TABLE` on `TABLE_BATCH`."""
 
 
 WORDS: dict[str, tuple[Collection[str], tuple[type, ...]]] = {
@@ -287,7 +287,7 @@ def _training(asked: Asked) -> TrainingSettings:
     batch_size, epochs, share = p["batch_size"], p["max_epochs"], FAST_SHARE if p["preset"] == "fast" else 1.0
     stack, plain = asked.mixture and brisk, plain and p["chunk_size"] is None
     if batch_size == "auto" and stack and not asked.data.n_beside:
-        batch_size = STACK_BATCH if n_rows > STACK_TABLE else None
+        batch_size = STACK_BATCH if n_rows >= STACK_TABLE else None
         batch_size = TABLE_BATCH if n_rows > LARGE_TABLE else batch_size
     elif batch_size == "auto":
         large = plain and (n_rows > LARGE_TABLE if complete else n_rows > TABLE_BATCH and not early)
