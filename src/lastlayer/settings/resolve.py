@@ -72,7 +72,7 @@ FAST_BLOCKS, LARGE_TABLE_BLOCKS = 3, 2
 TABLE_BATCH, SOURCE_BATCH = 1_024, 4_096
 """Rows per mini-batch of a single network, for a table in memory and for a source."""
 STACK_TABLE, STACK_BATCH = 1_000, 512
-"""From so many rows on, networks of a mixture train on mini-batches of so many; above `LARGE_TABLE` on `TABLE_BATCH`."""
+"""From so many rows on, networks of a mixture train on mini-batches of so many; `TABLE_BATCH` above `LARGE_TABLE`."""
 
 
 WORDS: dict[str, tuple[Collection[str], tuple[type, ...]]] = {
