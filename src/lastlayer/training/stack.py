@@ -189,7 +189,11 @@ class StackedNetworks(Problem):
         self.updates, self.effective_rows, self.loaded = 0, 0.0, False
         self.nlml = torch.zeros_like(self.count)
         self.multiplications = 3 * n * sum(p.numel() for p in self.parameters)
-        self.step: Callable[[], Tensor] = Replayed(self._step) if device.type == "cuda" else self._step
+        k, q = self.fixed.shape[-1] - self.n_outputs - 1 + self.passes.width, self.n_outputs
+        self.columns = torch.tensor([[*range(k), k + j, k + q] for j in range(q)], device=device)
+        """Columns of a row that belong to each output."""
+        state = [self.log_alpha, self.noise_var, self.passes.centre]
+        self.step: Callable[[], Tensor] = Replayed(self._step, state) if device.type == "cuda" else self._step
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, " s"]:
         """Compute the gradient of NLML and penalty, and return the NLML."""
@@ -293,7 +297,7 @@ class StackedNetworks(Problem):
                 gradient.addcmul_(share, p)
         if own is not None and precision is not None and own.known is not None:
             self._learn_noise(frozen, own, precision)
-        if due and self.updates:
+        if due and (self.updates or self.n_batches == 1):
             self.log_alpha.copy_(frozen.next_log_alpha(self.log_alpha, by_output=own is not None))
             self._follow(statistics)
         nlml = frozen.nlml if own is None else (frozen.nlml * frozen.count).sum(-1) / self.count
@@ -322,8 +326,7 @@ class StackedNetworks(Problem):
         moments, *counts = sums
         if not counts:
             return Statistics.of_moments(moments, centre, q, exact=self.exact)
-        at = torch.arange(q, device=moments.device)
-        columns = torch.stack([torch.tensor([*range(k), k + j, k + q], device=moments.device) for j in range(q)])
+        at, columns = torch.arange(q, device=moments.device), self.columns
         own = moments[:, at[:, None, None], columns[:, :, None], columns[:, None, :]]
         found = Statistics.of_moments(own, centre[:, None, : k + 1], 1, exact=self.exact)
         return replace(found, observations=counts[0], log_scale=counts[1], by_output=True)
@@ -400,8 +403,8 @@ def _filled(parts: Sequence[Int[Tensor, "_"]]) -> Int[Tensor, "s n"]:
 class Replayed:
     """A function without arguments that works in its own memory, replayed as a CUDA graph."""
 
-    def __init__(self, function: Callable[[], Tensor]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[[], Tensor], state: list[Tensor]) -> None:
+        self.function, self.state = function, state
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> Tensor:
@@ -411,7 +414,7 @@ class Replayed:
         return self.result
 
     def _recorded(self) -> torch.cuda.CUDAGraph:
-        aside = torch.cuda.Stream()
+        aside, before = torch.cuda.Stream(), [x.clone() for x in self.state]
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries are initialised at first use, which cannot be recorded
             for _ in range(3):
@@ -420,6 +423,8 @@ class Replayed:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.result = self.function()
+        for x, kept in zip(self.state, before, strict=True):
+            x.copy_(kept)
         return graph
 
 
