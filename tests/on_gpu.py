@@ -1,4 +1,4 @@
-"""A stack on a GPU beside the processor: python tests/on_gpu.py, where there is one (continuous integration has none)."""
+"""A stack on a GPU beside the processor: `python tests/on_gpu.py`, by hand, since CI has no GPU."""
 
 import time
 
