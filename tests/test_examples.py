@@ -177,7 +177,7 @@ def test_forces_more_than_halve_the_errors_of_energy_and_force(name, table_of):
 def test_totals_show_the_flow_and_rates_sharpen_it(table_of):
     table = table_of("flow_from_rates")
     levels, totals, rates = table
-    better(table, totals, levels, ratio=0.4)
+    better(table, totals, levels, ratio=0.5)
     better(table, rates, totals, ratio=0.9)
     better(table, rates, levels, ratio=1, gain=1)
 

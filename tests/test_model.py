@@ -412,7 +412,7 @@ def test_groups_that_go_together_are_held_out_together():
     options = {"hidden": (20,), "max_epochs": 200, "hidden_prior": 0.0}
     leaking = quick(calibration=KFold(5, shuffle=True, random_state=0), **options).fit(X, y)
     grouped = quick(calibration=GroupKFold(5), **options).fit(X, y, groups=np.arange(60) // 2)
-    assert np.median(grouped.calibration_.points.squared_error) > np.median(leaking.calibration_.points.squared_error)
+    assert np.mean(grouped.calibration_.points.squared_error) > 1.1 * np.mean(leaking.calibration_.points.squared_error)
     assert grouped.calibration_.lpd < leaking.calibration_.lpd
 
 
