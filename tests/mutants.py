@@ -156,7 +156,7 @@ def verdict(mutant: Mutant, original: Path, place: Path) -> tuple[bool, str]:
 def main(names: list[str]) -> int:
     if names == ["--check"]:
         wrong = stale(MUTANTS)
-        print("\n".join([*wrong, f"{len(MUTANTS)} rows, {len(wrong)} to mend"]))
+        print("\n".join([*wrong, f"{len(MUTANTS)} mutants, {len(wrong)} out of date"]))
         return int(bool(wrong))
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
     if unknown := set(names) - {mutant.name for mutant in MUTANTS}:

@@ -174,7 +174,7 @@ def test_the_process_is_one_member_of_every_row(data):
 
 
 def test_of_many_rows_the_process_learns_some_and_knows_which(data, monkeypatch):
-    monkeypatch.setattr(crossfit, "MANY_ROWS", 20)
+    monkeypatch.setattr(crossfit, "LARGE_TABLE", 20)
     monkeypatch.setattr(crossfit, "PROCESS_ROWS", 12)
     fits = fitted(data, random(), FOURIER, LINEAR)
     process, seen = fits.members()[-1], crossfit.learned_by(fits.whole[-1].task)

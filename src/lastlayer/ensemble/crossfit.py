@@ -22,12 +22,13 @@ from lastlayer.ensemble.train import Task, Trainer
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied, features_of, finite_features
 from lastlayer.predictor.member import Member, Unseen
+from lastlayer.settings.resolve import LARGE_TABLE
 from lastlayer.settings.types import STRUCTURES, Family
 
 ROWS_PER_FEATURE = 10
 """With this many rows per feature that the data determine, a last layer may learn the rows it was evaluated on."""
-MANY_ROWS, PROCESS_ROWS = 5_000, 2_000
-"""Above so many rows, the last layer of a process is fitted to so many: it is there for what lies outside them."""
+PROCESS_ROWS = 2_000
+"""Rows that the last layer of a process is fitted to in a large table: it is there for what lies outside them."""
 WORK_PER_ROW = 4_000
 """Approximate number of multiplications for the statistics of one row of one network: features squared."""
 
@@ -108,11 +109,13 @@ class CrossFit:
 
     def _member(self, fit: Fit, keys: Int64[ndarray, " m"] | None) -> Member:
         """The member of a fit, which learns its held-out rows only if they change it little."""
-        split, posterior, main = fit.task.split, fit.member.posterior, self.rows.main
-        unseen = np.setdiff1d(np.arange(len(main.X)), learned_by(fit.task))
+        split, posterior, main, unseen = fit.task.split, fit.member.posterior, self.rows.main, fit.task.split.held
+        sampled = len(learned := learned_by(fit.task)) < len(split.train)
+        if sampled:
+            unseen = np.setdiff1d(np.arange(len(main.X)), learned)
         if keys is None or not len(unseen):
             return fit.member
-        if fit.task.family.once or ROWS_PER_FEATURE * posterior.determined > split.n_groups:
+        if sampled or ROWS_PER_FEATURE * posterior.determined > split.n_groups:
             weight = np.ones(len(keys)) if main.weight is None else main.weight.numpy(force=True)
             return replace(fit.member, unseen=Unseen(keys[unseen], weight[unseen]))
         noise_var = posterior.Sigma_E.diagonal()
@@ -123,7 +126,7 @@ class CrossFit:
 def learned_by(task: Task) -> Int[ndarray, " r"]:
     """Training rows that the last layer of a task is fitted to."""
     train = task.split.train
-    if not task.family.once or len(train) <= MANY_ROWS:
+    if not task.family.once or len(train) <= LARGE_TABLE:
         return train
     return np.sort(np.random.default_rng(task.seed).permutation(train)[:PROCESS_ROWS])
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-import torch
 from joblib import cpu_count
 from threadpoolctl import threadpool_limits
 from torch import nn
 
 from lastlayer._internal.digests import digest_of, digest_of_parameters, layout_of, name_of
-from lastlayer._internal.work import progress_bar, threads_for
+from lastlayer._internal.work import progress_bar, threads, threads_for
 from lastlayer.data.distributed import ProcessGroup
 from lastlayer.errors import InputError
 from lastlayer.networks.architecture import Architecture
@@ -38,7 +38,10 @@ class Run:
     digest: str = ""
     """Digest of the data, stored in the checkpoints."""
     history: TrainingHistory = field(default_factory=TrainingHistory)
-    """History of the longest training."""
+    """History of an interrupted training, or else of the longest; of equals the first, whatever threads did."""
+    rank: tuple[int, ...] = ()
+    """By which this history was preferred to others."""
+    lock: Lock = field(default_factory=Lock)
 
     @contextmanager
     def stage(self, label: str, work: int = 0) -> Iterator[None]:
@@ -49,13 +52,21 @@ class Run:
         logger.info("%s: %.1f s", label, time.perf_counter() - start)
 
     def train(
-        self, problem: Problem, settings: Settings, *, progress: bool = True, most: int | None = None, **options: Any
+        self,
+        problem: Problem,
+        settings: Settings,
+        *,
+        place: tuple[int, int] = (1, 0),
+        most: int | None = None,
+        **options: Any,
     ) -> TrainingHistory:
-        """Train a problem by the optimizer of the settings, for at most `most` epochs; the longest history is kept."""
+        """Train a problem by the optimizer of the settings, for at most `most` epochs, and keep the history."""
         optimizer = Optimizer(settings.training.learning_rate, settings.training.max_epochs if most is None else most)
-        history = train(problem, optimizer, progress=self.progress and progress, **options)
-        if len(history.nlml) >= len(self.history.nlml) or history.stopped == "interrupted":
-            self.history = history
+        history = train(problem, optimizer, **{"progress": self.progress} | options)
+        rank = (history.stopped == "interrupted", len(history.nlml), -place[0], -place[1])
+        with self.lock:
+            if rank > self.rank:
+                self.rank, self.history = rank, history
         nlml = history.nlml[-1] if history.nlml else math.nan
         logger.debug("a training ended by %s, %d epochs, NLML %.4g", history.stopped, len(history.nlml), nlml)
         return history
@@ -90,23 +101,18 @@ def running(n_jobs: Any, verbose: Any, progress: bool, training: TrainingOptions
     if verbose not in (True, False) and not (whole(verbose) and verbose >= 0):
         raise InputError(f"verbose={verbose!r} must be 0, 1 for the stages of a fit, or 2 for details")
     checkpoint = None if training is None else training.checkpoint
-    with nullcontext() if n_jobs is None else threads(n_jobs), shown(verbose) if verbose else nullcontext():
+    with nullcontext() if n_jobs is None else limited(n_jobs), shown(verbose) if verbose else nullcontext():
         yield Run(progress, checkpoint)
     if checkpoint is not None and not ProcessGroup.current().rank:
         clear_checkpoints(Path(checkpoint))
 
 
 @contextmanager
-def threads(n_jobs: int) -> Iterator[None]:
+def limited(n_jobs: int) -> Iterator[None]:
     """Context in which torch, BLAS and OpenMP use `n_jobs` threads."""
     n = n_jobs if n_jobs > 0 else max(1, cpu_count() + 1 + n_jobs)
-    before = torch.get_num_threads()
-    with threadpool_limits(n):
-        torch.set_num_threads(n)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    with threadpool_limits(n), threads(n):
+        yield
 
 
 @contextmanager

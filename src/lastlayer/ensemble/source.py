@@ -52,7 +52,7 @@ def train_on_source(source: Source, architecture: Architecture, run: Run) -> Cro
         digests = digest_of(*process_group.gather(str(digest)))
         data = {"rows": scales.n_rows, "digest": digests, "processes": process_group.world_size}
         checkpoint = run.state("training", architecture, network, family.prior_precision, data)
-    history = run.train(problem, s, checkpoint=checkpoint, progress=process_group.rank == 0)
+    history = run.train(problem, s, checkpoint=checkpoint, progress=run.progress and not process_group.rank)
     process_group.broadcast_state(network)  # buffers, such as those of batch norm, depend on the rows of each process
     network = network.to(dtype)
     exact = StandardizedSource(source, scales, device, dtype)

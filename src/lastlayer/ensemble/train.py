@@ -44,8 +44,6 @@ from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths,
 logger = logging.getLogger(__name__)
 ROWS_PER_CORE = 200
 """Rows below which a second core costs more than it gains."""
-PATIENCE = 40
-"""Steps without progress after which the learning rate falls; up to twice as many, as long as they are two passes."""
 REGION_STEPS = 0.6
 """Steps of networks that leave out a region, over those of the others."""
 
@@ -84,7 +82,7 @@ class Trainer:
         for kind, networks in zip(kinds.values(), self._together(jobs, stop), strict=True):
             for place, network in zip(kind, networks, strict=True):
                 made[place] = network
-        if self.run.history.stopped == "interrupted" and len(tasks) > 1:
+        if stop.is_set():
             epochs = len(self.run.history.nlml)
             warnings.warn(f"interrupted after {epochs} epochs: the networks are kept and usable", stacklevel=7)
         return made
@@ -134,18 +132,18 @@ class Trainer:
         plain = s.objective == "profiled" and s.chunk_size is None and not s.early_stopping
         if len(tasks) == 1 or not (plain and network.hidden and network.backbone is None) or self.rows.main.X.dim() > 2:
             return [self._alone(*task, (stage, i)) for i, task in enumerate(tasks)]
-        groups: dict[float, list[int]] = {0.0: [], 1.0: [], REGION_STEPS: []}
-        for place, (task, _) in enumerate(tasks):
-            region, watched = task.split.kind in REGIONS, len(task.split.held) and not self.rows.beside
-            groups[REGION_STEPS if region else 0.0 if watched else 1.0].append(place)
+        regions = [i for i, (task, _) in enumerate(tasks) if task.split.kind in REGIONS]
+        watched = [i for i, (task, _) in enumerate(tasks) if len(task.split.held) and i not in regions]
+        others = [i for i in range(len(tasks)) if i not in regions and i not in watched]
         made: list[nn.Module] = [nn.Identity()] * len(tasks)
-        steps = None
-        for i, (share, places) in enumerate((share, places) for share, places in groups.items() if places):
-            most = None if steps is None else max(1, round(share * steps))
-            networks, found = self._stack([tasks[k] for k in places], (stage, i), stop, most, watched=not share)
-            steps = found if steps is None else steps
-            for place, own in zip(places, networks, strict=True):
-                made[place] = own
+        steps: int | None = None
+        for share, places in ((1.0, watched), (1.0, others), (REGION_STEPS, regions)):
+            if places:
+                most, first = None if steps is None else max(1, round(share * steps)), (stage, places[0])
+                own, taken = self._stack([tasks[i] for i in places], first, stop, most, watched=places is watched)
+                steps = taken if steps is None else steps
+                for i, network_of in zip(places, own, strict=True):
+                    made[i] = network_of
         return made
 
     def _processes(self, tasks: list[Task]) -> list[nn.Module]:
@@ -191,14 +189,10 @@ class Trainer:
         if encodings:
             network = encoded(PiecewiseEncoding.stacked(encodings), stack, d)
         network, steps = network.float(), 0
-        if not stop.is_set() and self.run.history.stopped != "interrupted":
+        if not stop.is_set():
             precision = torch.tensor([t.family.prior_precision for t in tasks], dtype=torch.float64, device=device)
             parts = [task.split.train for task in tasks]
-            options: dict[str, Any] = {
-                "stop": stop,
-                "label": f"training {len(tasks)} networks",
-                "progress": place[0] == 1,
-            }
+            options: dict[str, Any] = {"stop": stop, "label": f"training {len(tasks)} networks"}
             if self.rows.beside or not (self.rows.learned or layer.bias_prior == "flat"):
                 objective = objective_for(self.rows, settings, (len(tasks),), n_inputs)
                 problem = problem_for(network, objective, self.rows.stacked(parts), settings, precision)
@@ -214,10 +208,14 @@ class Trainer:
                     batch_size=settings.training.batch_size,
                     seed=settings.seed,
                 )
-                patience = min(max(PATIENCE, 2 * problem.n_batches), 2 * PATIENCE)
+                # two passes over the rows, between one and two times the usual number of steps
+                patience = min(max(Plateau.patience, 2 * problem.n_batches), 2 * Plateau.patience)
                 options["plateau"] = Plateau(problem.watch if watched else None, patience=patience)
                 most = settings.training.max_epochs * problem.n_batches if most is None else most
-            steps = self._train(problem, network, tasks, place, most=most, **options).best_epoch
+            history = self._train(problem, network, tasks, place, most=most, **options)
+            steps = history.best_epoch
+            if history.stopped == "interrupted":
+                stop.set()
         stack.to(dtype)
         members = [stack.member(i) for i in range(len(tasks))]
         if encodings:
@@ -271,7 +269,7 @@ class Trainer:
             precisions = [task.family.prior_precision for task in tasks]
             name = "training-{}-{}".format(*place)
             checkpoint = self.run.state(name, self.architecture, network, precisions, data)
-        history = self.run.train(problem, self.architecture.settings, checkpoint=checkpoint, **options)
+        history = self.run.train(problem, self.architecture.settings, place=place, checkpoint=checkpoint, **options)
         if isinstance(problem, MiniBatches):
             history.gap = problem.gap(history)
         return history

@@ -53,8 +53,8 @@ FEW_ROWS = 20
 """Below this many rows, no network is trained, and each row is held out alone."""
 ROWS_PER_UNIT, LEAST_UNITS, MOST_UNITS = 6, 5, 50
 """Width of the hidden layers: rows per unit, and limits of the number of units."""
-FREQUENCIES, PROCESS_ROWS = 256, (200, 5_000)
-"""Random frequencies of a Gaussian process; half of them for fewer or more rows."""
+FREQUENCIES, FEW_FREQUENCIES = 256, 200
+"""Random frequencies of a Gaussian process; half of them below so many rows and for large tables."""
 LEAST_ROWS = 5
 """Below this many rows, none can be spared for calibration."""
 MANY_COLUMNS = 100
@@ -236,7 +236,7 @@ def _network(asked: Asked) -> NetworkSettings:
         input_skip=p["backbone"] is None if p["input_skip"] == "auto" else bool(p["input_skip"]),
         backbone=None if p["backbone"] is None else _name(p["backbone"]),
         ids=asked.data.ids,
-        n_frequencies=FREQUENCIES if PROCESS_ROWS[0] <= asked.n_rows <= PROCESS_ROWS[1] else FREQUENCIES // 2,
+        n_frequencies=FREQUENCIES if FEW_FREQUENCIES <= asked.n_rows <= LARGE_TABLE else FREQUENCIES // 2,
     )
 
 

@@ -19,7 +19,7 @@ EVERY_SECONDS = 60.0
 OWN_NAME = re.compile(r"training(-\d+-\d+)?\.safetensors")
 STATE_KEYS = {"training", "epoch", "history"}
 """Pattern of the names of checkpoint files, and keys that their headers contain."""
-NUMBERS = ("epoch", "step", "n_steps", "falls", "ends", "level", "lowest", "lowest_epoch")
+NUMBERS = ("epoch", "step", "n_steps", "rate", "falls", "ends", "level", "lowest", "lowest_epoch")
 """Numbers of the engine's state."""
 
 
@@ -98,8 +98,7 @@ def _resume(engine: Engine, tensors: dict[str, Tensor], header: dict[str, Any]) 
     engine.good = [moved[f"good.{i}"] for i in range(len(engine.parameters))]
     engine.best = [moved[f"best.{i}"] for i in range(len(engine.parameters))]
     for i, p in enumerate(engine.parameters):
-        state = under(f"adam.{i}.")
-        engine.steps.state[p] = {name: v.cpu() if name == "step" else v for name, v in state.items()}
+        engine.steps.state[p] = under(f"adam.{i}.")
     engine.problem.remember(under("memory."))
     engine.loss, engine.pace = moved["loss"], moved["pace"]
     engine.best_score, engine.best_epoch = moved["best_score"].cpu(), moved["best_epoch"].cpu()

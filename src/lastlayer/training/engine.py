@@ -55,8 +55,7 @@ class Adam:
             if not gradients:
                 continue
             states = {name: [self.state[p][name] for p in gradients] for name in ("step", "exp_avg", "exp_avg_sq")}
-            for step in states["step"]:
-                step += 1
+            torch._foreach_add_(states["step"], 1)
             torch._fused_adam_(
                 list(gradients),
                 list(gradients.values()),
@@ -310,6 +309,7 @@ class Engine:
         while self.epoch < self.ends and self.history.stopped == "max_epochs":
             if not self.step:
                 self._follow_plateau()
+                bar.total = self.ends
             due = v is not None and self.epoch >= v.first and (self.epoch - v.first) % v.every == 0
             if v is not None and due and not self.step and self.epoch not in self.history.validation_epoch:
                 self._validate(v, v.min_delta)
