@@ -158,7 +158,10 @@ def test_batches_have_the_last_layers_of_a_running_posterior(generator):
         assert step % 4 != 3 or len(seen) == M
 
 
-def test_float32_is_left_where_it_does_not_resolve_the_noise(generator):
+@pytest.mark.parametrize("other", ["LEAST_RIDGE", "LEAST_NOISE"])
+def test_float32_is_left_where_it_does_not_resolve_noise_or_alpha(other, generator, monkeypatch):
+    """Each limit alone is enough where the fit is exact, and neither acts on noisy rows."""
+    monkeypatch.setattr(stack_module, other, 0.0)
     data = table(generator)
     exact = Points(data.X, Readings(data.X[:, :1] + data.X[:, 1:]))  # linear in inputs that are passed on
     coarse, fine = (stacked(network(dtype=torch.float32), x) for x in (data, exact))
