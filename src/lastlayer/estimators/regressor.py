@@ -25,6 +25,7 @@ from lastlayer.data.rows import Rows
 from lastlayer.data.sources import ArraySource, Source, Without
 from lastlayer.data.validation import check_groups, seed_of, validated
 from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
+from lastlayer.ensemble.likelihood import best_held_out
 from lastlayer.ensemble.run import Run, running
 from lastlayer.ensemble.source import train_on_source
 from lastlayer.ensemble.splits import folds_for
@@ -32,7 +33,7 @@ from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError, Mis
 from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.stage import FeatureStage
-from lastlayer.likelihoods import NAMES, choose
+from lastlayer.likelihoods import NAMES, candidates
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
@@ -246,9 +247,8 @@ class BLLRegressor(LastLayerRegressor):
         given = validated(self, X, y, sample_weight, groups=groups, nd=nd, partly=True, **known)
         by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
         used = given if by_splitter else distinct(given)
-        likelihood = choose(self.likelihood, used.y)
-        if noise_std is not None or observations:
-            likelihood.check_linear("noise_std or observations")
+        found = candidates(self.likelihood, used)
+        likelihood = found[0] if len(found) == 1 else best_held_out(found, used)
         rows = Rows.of(used, likelihood)
         shape = replace(rows.shape, validation=validation_data is not None)
         settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)
