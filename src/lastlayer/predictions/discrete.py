@@ -120,8 +120,9 @@ class DiscretePrediction(Prediction):
         return self if self.y_ndim == 2 else replace(self, working=self.working.with_output_axis())
 
     @cached_property
-    def _table(self) -> tuple[ndarray, ndarray, ndarray]:
-        """Values (n, m, q) at which moments are summed, the gap above each, and the probability up to it there."""
+    def _table(self) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+        """Values (n, m, q) at which moments are summed, and for each the gap above it and the probability up to a value
+        at its beginning and end."""
         each = self.working.with_output_axis()
         ends = self._by_output(lambda cells, z: cells.index(z), each.quantile([TAIL, 1 - TAIL]))
         steps, n = np.arange(NODES)[:, None, None], ends[1] - ends[0] + 1
@@ -134,10 +135,8 @@ class DiscretePrediction(Prediction):
             index[-1] = ends[1]
         values = self._by_output(lambda cells, i: cells.value(i), index)
         below = np.stack([self._up_to(i) for i in index])
-        # the mean over the values from one node to before the next
-        apart = np.maximum(np.diff(index, axis=0), 1)
-        up_to = (below[:-1] + below[1:]) / 2 - np.diff(below, axis=0) / (2 * apart)
-        return values, np.diff(values, axis=0), up_to
+        first, steps = below[:-1], np.diff(below, axis=0) / np.maximum(np.diff(index, axis=0), 1)
+        return values, np.diff(values, axis=0), first, below[1:] - steps
 
     def _by_output(self, of: Callable[[Cells, ndarray], ndarray], x: ndarray) -> ndarray:
         return np.stack([of(cells, x[..., j]) for j, cells in enumerate(self.cells)], -1)
@@ -150,14 +149,14 @@ class DiscretePrediction(Prediction):
 
     @cached_property
     def _mean(self) -> Float[ndarray, "m q"]:
-        values, gaps, below = self._table
-        return np.asarray(values[0] + (gaps * (1 - below)).sum(0))
+        values, gaps, first, last = self._table
+        return np.asarray(values[0] + (gaps * (1 - (first + last) / 2)).sum(0))
 
     @cached_property
     def _var(self) -> Float[ndarray, "m q"]:
-        values, gaps, below = self._table
+        values, gaps, first, last = self._table
         low, high = values[:-1] - self._mean, values[1:] - self._mean
-        return np.maximum(low[0] ** 2 + ((high + low) * gaps * (1 - below)).sum(0), 0.0)
+        return np.maximum(low[0] ** 2 + ((high + low) * gaps * (1 - (first + last) / 2)).sum(0), 0.0)
 
     @cached_property
     def mean(self) -> Float[ndarray, "m *q"]:
@@ -206,9 +205,11 @@ class DiscretePrediction(Prediction):
 
     def crps(self, y: Targets) -> Float[ndarray, "m *q"]:
         """CRPS: the integral of the squared difference between the distribution function and that of the target."""
-        (values, gaps, below), y = self._table, self.targets(y)
-        above = np.clip((values[1:] - np.clip(y, values[:-1], values[1:])) / np.where(gaps > 0, gaps, 1.0), 0.0, 1.0)
-        score = (gaps * (above * (1 - below) ** 2 + (1 - above) * below**2)).sum(0)
+        (values, gaps, first, last), y = self._table, self.targets(y)
+        part = np.clip((np.clip(y, values[:-1], values[1:]) - values[:-1]) / np.where(gaps > 0, gaps, 1.0), 0.0, 1.0)
+        at = first + part * (last - first)
+        square = lambda a, b: (a * a + a * b + b * b) / 3  # mean over a line from a to b
+        score = (gaps * (part * square(first, at) + (1 - part) * square(1 - at, 1 - last))).sum(0)
         return self._like_targets(score + np.maximum(values[0] - y, 0.0) + np.maximum(y - values[-1], 0.0))
 
     def quantile(self, level: float | Sequence[float] | ndarray) -> Float[ndarray, "*s"]:
