@@ -104,6 +104,8 @@ class Likelihood:
     """The value of the parameter `likelihood`."""
     modelled: ClassVar[str] = ""
     """What the working targets are, in words, if they are not the targets."""
+    described: ClassVar[str] = ""
+    """A sentence on the targets for whoever did not choose it."""
     point_name: ClassVar[str] = Prediction.point_name
     """What `predict` returns: "mean" or "median"."""
     linear: ClassVar[bool] = True
@@ -188,9 +190,10 @@ class Likelihood:
     def check_linear(self, use: str) -> None:
         """Raise an error where the working targets are not the targets."""
         if not self.linear:
+            instead = f" to {self.modelled}, and transform its predictions" if self.modelled else ""
             raise InputError(
                 f'{use} needs Gaussian predictions of the targets, and this model has likelihood="{self.name}": fit '
-                f'one to {self.modelled}, with likelihood="gaussian", and transform its predictions'
+                f'one with likelihood="gaussian"{instead}'
             )
 
 

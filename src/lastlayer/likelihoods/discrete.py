@@ -96,7 +96,8 @@ class Counts(Discrete):
     """Counts: the function plus Gaussian noise is rounded on the scale of a link."""
 
     name = "counts"
-    modelled = "counts on a transformed scale"
+    modelled = "the square root or logarithm of the counts"
+    described = "the targets are counts: intervals are whole numbers from 0 on"
     wanted = "whole numbers from 0 on"
     link: Literal["sqrt", "log"] = "sqrt"
     """Scale on which the function plus noise is modelled."""
@@ -124,7 +125,7 @@ class Ordinal(Discrete):
     """Levels: the function plus Gaussian noise is rounded to the nearest."""
 
     name = "levels"
-    modelled = "numbers that need not be levels"
+    described = "the targets take few values: each of them gets a probability"
     wanted = "the levels that y had in fit"
     values: tuple[tuple[float, ...], ...] = ()
     """The levels of each output."""

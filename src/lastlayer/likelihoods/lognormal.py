@@ -24,6 +24,7 @@ class LogNormal(Likelihood):
 
     name = "lognormal"
     modelled = "the logarithm of the targets"
+    described = "the targets are positive and skewed: their logarithm is modelled"
     point_name = LogPrediction.point_name
     linear = False
 
