@@ -32,7 +32,7 @@ from lastlayer.training.engine import Adam
 pytestmark = pytest.mark.usefixtures("as_a_user", "small_process")
 
 ROOT = Path(__file__).parents[1]
-DATA = "a,b,y\n" + "".join(f"{i % 7},{i % 5}.5,{i * i % 11}\n" for i in range(30))
+DATA = "a,b,y\n" + "".join(f"{i % 7},{i % 5}.5,{i * i % 11 + i / 100}\n" for i in range(30))
 SMALL = ["--preset", "fast", "--hidden", "3", "--max-epochs", "1"]
 
 

@@ -44,7 +44,7 @@ def evaluation(inside: np.ndarray, outside: np.ndarray, names=("y",)) -> Evaluat
     m, q = inside.shape
     mean = np.arange(float(m))[:, None] * np.ones(q)
     interval = lambda level: (mean - 1, mean + 1)
-    p = SimpleNamespace(point=mean, std=np.ones((m, q)), interval=interval)
+    p = SimpleNamespace(point=mean, std=np.ones((m, q)), interval=interval, discrete=False)
     where = SimpleNamespace(quantile=np.zeros(m), affine_cost=np.ones(m))
     encoded = SimpleNamespace(outside=outside[:, None])
     kind = np.array(["left", "right"], dtype=object)[(np.arange(m) >= m // 4).astype(int)]

@@ -67,14 +67,14 @@ class Discrete(Likelihood):
         log_wide, *wide = _mass(r, p, wider)
         odds = share + log_wide - log_narrow
         either = ops.logaddexp(0.0, odds)
-        log_density = p.log_weight + log_narrow + either - ops.logaddexp(0.0, share)
+        log_density = p.log_weight + log_narrow + either - np.logaddexp(0.0, share)
 
         def slopes(rho: Float[ndarray, "c n"]) -> Slopes:
             in_tails = rho * np.exp(odds - either)
             parts = [
                 (rho - in_tails)[..., None] * a + in_tails[..., None] * b for a, b in zip(narrow, wide, strict=True)
             ]
-            of_share = in_tails.sum() - rho.sum() * ops.sigmoid(share)
+            of_share = in_tails.sum() - ops.sigmoid(share) * rho.sum()
             of_factor = (in_tails[..., None] * wide[1]).sum()
             return Slopes(parts[0], parts[1], 0.0, 0.0, (of_share, of_factor))
 
