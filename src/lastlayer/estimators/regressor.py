@@ -32,7 +32,7 @@ from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError, Mis
 from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.stage import FeatureStage
-from lastlayer.likelihoods import NAMES, choose
+from lastlayer.likelihoods import NAMES, Gaussian, choose
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
@@ -251,7 +251,8 @@ class BLLRegressor(LastLayerRegressor):
             likelihood.check_linear("noise_std or observations")
         rows = Rows.of(used, likelihood)
         shape = replace(rows.shape, validation=validation_data is not None)
-        settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)
+        asked = {"likelihood": likelihood.name, "shape": self.likelihood == "auto" and isinstance(likelihood, Gaussian)}
+        settings = resolve(self._parameters() | asked, shape, seed=seed)
         with running(self.n_jobs, self.verbose, self.progress, self.training) as run:
             run.digest = "" if run.checkpoint is None else digest_of(given.X, given.y, given.weight)
             _note(given, rows, settings)
