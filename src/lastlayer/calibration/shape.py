@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -92,11 +92,12 @@ class ShapePoints:
         """Weighted mean over the points."""
         return np.asarray(np.average(values, axis=0, weights=self.weight.numpy()))
 
-    def is_gain(self, gain: Float[ndarray, " n"], *, least: float, sure: float) -> bool:
-        """Whether the mean exceeds a number and so many standard errors; a weight of k counts as k points."""
-        mean = float(self.average(gain))
-        error = math.sqrt(float(self.average((gain - mean) ** 2)) / float(self.weight.sum()))
-        return mean > max(least, sure * error)
+
+def is_gain(gain: Float[ndarray, " n"], weight: Float[ndarray, " n"], *, least: float, sure: float) -> bool:
+    """Whether the mean exceeds a number and so many standard errors; a weight of k counts as k points."""
+    mean = float(np.average(gain, weights=weight))
+    error = math.sqrt(float(np.average((gain - mean) ** 2, weights=weight)) / float(weight.sum()))
+    return mean > max(least, sure * error)
 
 
 def continuous(y: Float[ndarray, " n"]) -> bool:
@@ -216,31 +217,43 @@ def fit_shape(points: ShapePoints) -> ShapeHead | None:
     plans, checks = ([Plan(knots, PENALTIES[0], MANY_UNITS, batches=True)], (0,)) if large else (plans, CHECKS)
     fold = np.random.default_rng(0).permutation(n) % FOLDS
     gains = np.full((len(plans), len(checks), n), np.nan)
+    tried = np.arange(len(plans))
     for i in range(1 if large else FOLDS):
         fitted, judged = points[fold != i], points[fold == i]
-        for plan, gain in zip(plans, gains, strict=True):
-            gain[:, fold == i] = gains_of(ShapeProblem(fitted, plan), judged, checks)
+        for j in tried:
+            gains[j][:, fold == i] = gains_of(ShapeProblem(fitted, plans[j]), judged, checks)
+        if not i:  # the others follow the two plans that are best here
+            of_plan = judged.average(gains[:, :, fold == i].transpose(2, 0, 1)).max(1)
+            tried = np.argsort(-of_plan, kind="stable")[:2]
+    plans, gains = [plans[j] for j in tried], gains[tried]
     seen = ~np.isnan(gains[0, 0])
     judged, gains = points[seen], gains[:, :, seen]
     best = np.unravel_index(np.argmax(judged.average(gains.transpose(2, 0, 1))), gains.shape[:2])
     gain = gains[best]
     logger.info("shape of the noise: held-out log density %+.3f by %s", judged.average(gain), plans[best[0]])
-    if not judged.is_gain(gain, least=WORTH, sure=SURE):
+    if not is_gain(gain, judged.weight.numpy(), least=WORTH, sure=SURE):
         return None
     problem = ShapeProblem(points, plans[best[0]])
     head = problem.head(problem.best(checks[: best[1] + 1]))
-    kept = {part.name: getattr(head, part.name) for part in fields(head)}
     reach = float(weighted_quantile(points.cost, points.weight, torch.tensor([0.99]))[0])
-    return ShapeHead(**kept | {"reach": reach, "gain": float(judged.average(gain))})
+    return replace(head, reach=reach, gain=float(judged.average(gain)))
 
 
 def promising(points: ShapePoints) -> bool:
-    """Whether a few iterations on half of some points raise the density of the other half."""
-    order = np.random.default_rng(1).permutation(len(points.weight))[:FIRST_POINTS]
-    halves, plan, gains = (order[::2], order[1::2]), Plan(FEW_KNOTS, PENALTIES[1]), []
-    for fitted, judged in (halves, halves[::-1]):
-        gains.append(gains_of(ShapeProblem(points[fitted], plan), points[judged], (FIRST_STEPS,))[0])
-    return points[np.concatenate(halves[::-1])].is_gain(np.concatenate(gains), least=0.0, sure=FIRST_SURE)
+    """Whether targets end at a bound, or a few iterations on half of some points raise the density of the others."""
+    n, t = len(points.weight), points.t
+    if max(int((t == bound).sum()) for bound in (t.min(), t.max())) > COMMON * n:
+        return True
+    order = np.random.default_rng(1).permutation(n)[: max(FIRST_POINTS, n // 4)]
+    halves = [points[order[::2]], points[order[1::2]]]
+    for plan in (Plan(0, PENALTIES[1]), Plan(FEW_KNOTS, PENALTIES[1])):
+        gains = [
+            gains_of(ShapeProblem(fitted, plan), judged, (FIRST_STEPS,))[0] for fitted, judged in (halves, halves[::-1])
+        ]
+        weight = torch.cat([judged.weight for judged in halves[::-1]]).numpy()
+        if is_gain(np.concatenate(gains), weight, least=0.0, sure=FIRST_SURE):
+            return True
+    return False
 
 
 def gains_of(problem: ShapeProblem, judged: ShapePoints, checks: tuple[int, ...]) -> Float[ndarray, "s n"]:

@@ -162,7 +162,7 @@ def gaussians(ops, head, z, mean, std):  # type: ignore[no-untyped-def]
     log_weight, centre, log_width = ops.blocks(outputs, 3)
     fixed = 1.0 - head.follows
     unit = head.follows * std + fixed
-    width = unit * ops.exp(WIDEST * ops.tanh(log_width * (1.0 / WIDEST)))
+    width = unit * ops.exp(WIDEST * ops.tanh(log_width / WIDEST))
     spread = ops.square(std) + ops.square(width)
     mass = -0.5 * (ops.square(centre - mean) / spread + ops.log(spread))
     return log_weight + fixed * mass, head.follows * mean + unit * centre, width
@@ -181,7 +181,9 @@ def shaped(ops, model, z, mean, log_var, weights, cost_star):  # type: ignore[no
         cost = ops.at_least(cost, TINY)
         back = ops.maximum(back, 1.0 - ops.minimum(cost, edge.inside) / cost)
     share = (1.0 - back) * ops.softmax(ops.members(log_weight)) + ops.members(back * head.first)
-    return ops.columns([share, ops.members(model.centre + head.scale * own), ops.members(ops.square(head.scale * width))])
+    return ops.columns(
+        [share, ops.members(model.centre + head.scale * own), ops.members(ops.square(head.scale * width))]
+    )
 
 
 def far_of(ops, model, z, cost_star):  # type: ignore[no-untyped-def]

@@ -228,7 +228,12 @@ class MixturePrediction(Prediction):
         )
 
     def shaped(
-        self, weights: Float[ndarray, "g m 1"], mean: Float[ndarray, "g m 1"], var: Float[ndarray, "g m 1"], *, noise: bool
+        self,
+        weights: Float[ndarray, "g m 1"],
+        mean: Float[ndarray, "g m 1"],
+        var: Float[ndarray, "g m 1"],
+        *,
+        noise: bool,
     ) -> "MixturePrediction":
         """Mix the prediction of one output, as the first of g components, with Gaussians that give the noise its shape.
 

@@ -166,10 +166,18 @@ class Fitted:
         """Whether outputs were observed at different rows, so that each has its own variance."""
         return self.members[0].posterior.statistics.by_output
 
-    def needs(self, use: str, *, linear: bool = False, shared: bool = False, table: bool = False) -> "Fitted":
-        """Check what a use needs: Gaussian predictions of targets, all outputs at the same rows, a table of inputs."""
+    def needs(
+        self, use: str, *, linear: bool = False, bell: bool = False, shared: bool = False, table: bool = False
+    ) -> "Fitted":
+        """Check what a use needs: Gaussian predictions of targets, no shape of the noise, all outputs at the same rows,
+        a table of inputs."""
         if linear:
             self.likelihood.check_linear(use)
+        if bell and self.calibration is not None and self.calibration.shape is not None:
+            raise InputError(
+                f"{use} needs Gaussian noise, and calibration found another shape of it, which predictive() gives at "
+                'each point: fit a model with likelihood="gaussian"'
+            )
         if shared and self.by_output:
             raise InputError(
                 f"{use} needs a model fitted to targets that are all known, without noise_std and observations: fit one"
@@ -326,7 +334,7 @@ class Fitted:
         X, noise : ndarray of shape (m, d), bool, default True
             Inputs in original units, and whether to include the noise; False gives the distribution of the function.
         """
-        return self.needs("joint", linear=True)._joint(X, noise)
+        return self.needs("joint", linear=True, bell=True)._joint(X, noise)
 
     def _joint(self, X: ndarray, noise: bool) -> JointPrediction:
         """The joint Gaussian of what the members model."""
@@ -348,7 +356,7 @@ class Fitted:
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
         """
-        joint = self._joint(X, noise)
+        joint = self.needs("a draw of functions", bell=True)._joint(X, noise)
         return self.likelihood.draw(
             joint.functions.sample(n, rng.standard_normal), joint.noise_cov if noise else None, rng
         )
@@ -356,7 +364,7 @@ class Fitted:
     def predictive_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
         """Predict linear functionals of the function."""
         means, rows = [], []
-        inputs = self.needs("a linear functional", linear=True, table=True).inputs
+        inputs = self.needs("a linear functional", linear=True, bell=True, table=True).inputs
         assert inputs is not None
         with torch.no_grad():
             for some in functionals:
@@ -406,12 +414,12 @@ class Fitted:
         return x.double() if x.is_floating_point() else x
 
 
-def as_fitted(model: Any, use: str, *, shared: bool = False, table: bool = False) -> Fitted:
+def as_fitted(model: Any, use: str, *, bell: bool = False, shared: bool = False, table: bool = False) -> Fitted:
     """Return the fitted value of a model, for a use that needs Gaussian predictions, and more as in `Fitted.needs`."""
     found = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
     if not isinstance(found, Fitted):
         raise NotFittedError(f"this {type(model).__name__} holds no fitted Bayesian last layer: call fit first")
-    return found.needs(use, linear=True, shared=shared, table=table)
+    return found.needs(use, linear=True, bell=bell, shared=shared, table=table)
 
 
 class BlockOps(TorchOps):
