@@ -19,8 +19,9 @@ from lastlayer.formula.predictive import WIDEST, State, gaussians
 
 logger = logging.getLogger(__name__)
 
-FEWEST, REPEATED, COMMON = 150, 5, 0.05
-"""Fewest held-out points; targets are not continuous if more than this share of them occur more than so many times."""
+FEWEST, REPEATED, RARE, COMMON = 150, 5, 0.002, 0.05
+"""Fewest held-out points; targets are levels if values that occur more than so many times, and in more than this share
+of the points, together make up more than that share."""
 RESIDUALS, START_SHARE = (-1.5, -0.5, 0.5, 1.5), 0.05
 """First centres of the Gaussians that follow the mixture, in its standard deviations; their weight at the start."""
 FEW_KNOTS, MANY_KNOTS, POINTS_PER_KNOT = 12, 24, 100
@@ -104,7 +105,8 @@ def continuous(y: Float[ndarray, " n"]) -> bool:
     """Whether targets are no levels: few occur several times, apart from a lower and an upper bound."""
     inner = y[(y > y.min()) & (y < y.max())]
     counts = np.unique(inner, return_counts=True)[1]
-    return 2 * len(inner) > len(y) and counts[counts > REPEATED].sum() <= COMMON * len(inner)
+    often = counts[counts > max(REPEATED, RARE * len(y))]  # a fine resolution repeats values in large tables
+    return 2 * len(inner) > len(y) and bool(often.sum() <= COMMON * len(inner))
 
 
 class Plan(NamedTuple):
@@ -241,8 +243,10 @@ def fit_shape(points: ShapePoints) -> ShapeHead | None:
 
 def promising(points: ShapePoints) -> bool:
     """Whether targets end at a bound, or a few iterations on half of some points raise the density of the others."""
-    n, t = len(points.weight), points.t
-    if max(int((t == bound).sum()) for bound in (t.min(), t.max())) > COMMON * n:
+    n, t = len(points.weight), points.t[:, 0]
+    if max(float(points.weight[t == bound].sum()) for bound in (t.min(), t.max())) > COMMON * float(
+        points.weight.sum()
+    ):
         return True
     order = np.random.default_rng(1).permutation(n)[: max(FIRST_POINTS, n // 4)]
     halves = [points[order[::2]], points[order[1::2]]]

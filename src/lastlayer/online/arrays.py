@@ -148,7 +148,7 @@ class Look:
         parts = formula.components(NumPyOps, self._arrays.formula, self._predicted, self.z)
         shape = parts.mean.shape[:2]
         whole = lambda x: x if x.shape[:2] == shape else np.broadcast_to(x, (*shape, x.shape[-1]))
-        return formula.Components(*map(whole, parts[:-1]), parts.shape)
+        return formula.Components(*[*map(whole, parts[:-1]), parts.shape])
 
     @cached_property
     def moments(self) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:

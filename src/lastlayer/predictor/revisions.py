@@ -149,7 +149,7 @@ def shape_points(found: Calibration, points: HeldOutPoints) -> ShapePoints:
     judge = FOURIER if FOURIER in families else next(iter(found.curves))
     judges = [i for i, family in enumerate(families) if family == judge]
     mean, std, log_density = map(torch.from_numpy, (prediction.mean, prediction.std, prediction.log_prob(t.numpy())))
-    return ShapePoints(z, t, mean, std, log_density[:, None], points.weight, cost[judges].mean((0, 2)))
+    return ShapePoints(z, t, mean, std, log_density[:, None], points.weight.double(), cost[judges].mean((0, 2)))
 
 
 def held_out_points(fitted: Fitted, data: Points) -> HeldOutPoints:
