@@ -187,7 +187,7 @@ def test_every_way_to_predict_gives_the_same(model, tmp_path):
     assert held_out.predictive(bimodal(500)[0][held_out.rows]).log_prob(bimodal(500)[1][held_out.rows]).mean() > -0.4
 
 
-def test_exports_of_graphs_have_the_moments(model, tmp_path):
+def test_exports_of_graphs_have_the_moments(model, tmp_path, as_a_user):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("casadi")
     X, _ = bimodal(3)

@@ -25,7 +25,7 @@ of the points, together make up more than that share."""
 RESIDUALS, START_SHARE = (-1.5, -0.5, 0.5, 1.5), 0.05
 """First centres of the Gaussians that follow the mixture, in its standard deviations; their weight at the start."""
 FEW_KNOTS, MANY_KNOTS, POINTS_PER_KNOT = 12, 24, 100
-UNITS, MANY_UNITS, LARGE = 16, 64, 12_000
+UNITS, MANY_UNITS, LARGE = 16, 128, 12_000
 """Hidden units, on small and large tables; number of points from which batches are used."""
 PENALTIES, FOLDS, CHECKS = (3.0, 30.0), 4, (10, 20, 40, 80, 160)
 WORTH, SURE = 0.01, 3.0
