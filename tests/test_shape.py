@@ -20,6 +20,7 @@ from lastlayer.calibration.shape import (
     ShapeProblem,
     continuous,
     fit_shape,
+    is_gain,
     log_density,
     promising,
     weighted_quantile,
@@ -83,7 +84,8 @@ def test_it_starts_near_the_mixture_and_without_other_weights_it_is_the_mixture(
     assert abs(gain.mean()) < 0.05
     v = start.v.clone()
     v[0, 1:] = -800.0
-    assert_allclose(log_density(replace(start, v=v), given), given.log_density[:, 0])
+    other = replace(given, log_density=given.log_density + 0.1)
+    assert_allclose(log_density(replace(start, v=v), other), other.log_density[:, 0])
 
 
 def test_a_weight_of_k_is_k_copies():
@@ -99,6 +101,12 @@ def test_a_weight_of_k_is_k_copies():
     each = (weighted, copied)
     one, two = (weighted_quantile(p.cost, p.weight, level) for p in each)
     assert (one == two).all()
+    gain = np.random.default_rng(1).normal(0.25, 1.0, 60)
+    for sure in np.linspace(1.0, 4.0, 20).tolist():
+        asked = {"least": 0.0, "sure": sure}
+        assert is_gain(gain, times.double().numpy(), **asked) == is_gain(
+            gain.repeat(times), np.ones(sum(times)), **asked
+        )
 
 
 def test_it_is_not_adopted_on_targets_drawn_from_the_mixture():

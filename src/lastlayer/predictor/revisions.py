@@ -143,8 +143,8 @@ def shape_points(found: Calibration, points: HeldOutPoints) -> ShapePoints:
         weights=parts.weights[..., 0],
     )
     if share := found.tails.share:
-        widths = [1.0, found.tails.factor]
-        prediction = prediction.split([1 - share, share], widths, widths)
+        factors = np.array([1.0, found.tails.factor])
+        prediction = prediction.split([1 - share, share], factors, factors)
     t = points.readings.values
     judge = FOURIER if FOURIER in families else next(iter(found.curves))
     judges = [i for i, family in enumerate(families) if family == judge]
