@@ -21,7 +21,7 @@ WALK = {
     "evidence, fit": (158, 25, 82),
 }
 """At most so many functions, files and switches."""
-LINES = {"src": 25_000, "benchmarks": 6_950}
+LINES = {"src": 25_600, "benchmarks": 6_950}
 TESTS_PER_LINE_OF_CODE = 1.35
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lastlayer.errors import InputError, LastLayerError, check_writable
 
-FORMAT = 7
+FORMAT = 8
 """Increased whenever older code could not read a new file."""
 
 

@@ -12,6 +12,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from lastlayer._internal.codec import Limits
+from lastlayer.calibration.shape import ShapeHead
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.formula.predictive import TINY, log_shape
 from lastlayer.settings.types import ADDITIVE, FOURIER, Family
@@ -225,6 +226,8 @@ class Calibration:
     """Factor on the noise variance at each input; None: the noise does not depend on the input."""
     alone: dict[Family, float] = field(default_factory=dict)
     """LPD of the same points by each family alone, with its curve but without widening, tails and shrinkage."""
+    shape: ShapeHead | None = None
+    """Gaussians beside the mixture; None: the noise has the shape of the mixture."""
 
     @property
     def curve(self) -> Curve:
@@ -245,7 +248,7 @@ class Calibration:
         n, others = len(self.points.cost), len(self.curves) - 1
         more = f", and {others} more curves" if others else ""
         seen = f"LPD of {n} held-out points {self.lpd_before:.3f} -> {self.lpd:.3f}"
-        return f"{self.curve}{self.tails}{self.shrinkage}{self.outside or ''}{more}; {seen}"
+        return f"{self.curve}{self.tails}{self.shrinkage}{self.outside or ''}{self.shape or ''}{more}; {seen}"
 
     def after(self, squares: dict[Family, float], n: float, kept: float = 1.0) -> "Calibration":
         """Count n learned rows, with the sums of their squared standardised residuals before; earlier ones fade."""
@@ -270,6 +273,7 @@ LIMITS = {
     Tails: {"share": Limits(0.0, 1.0), "factor": Limits(TINY)},
     Shrinkage: {"precision": Limits(0.0)},
     Outside: {"factor": Limits(TINY), "inside": Limits(0.0, infinite=True)},
+    ShapeHead: {"follows": Limits(0.0), "reach": Limits(0.0, infinite=True)},
     CalibrationPoints: {"cost": Limits(0.0), "squared_error": Limits(0.0, missing=True)},
     Calibration: {
         **dict.fromkeys(("lpd", "lpd_before", "alone"), Limits(infinite=True, missing=True)),

@@ -234,7 +234,7 @@ class Draws:
 
     @classmethod
     def of(cls, fitted: Fitted, weights: Float[ndarray, "c b"], n: int, rng: np.random.Generator) -> "Draws":
-        alone = [fitted.alone(i) for i in range(len(fitted.members))]
+        alone = [fitted.alone(i) for i in range(len(fitted.needs("a rollout by draws", bell=True).members))]
         component = (rng.random((n, 1, 1)) > weights.cumsum(0)[:-1].T).sum(-1)
         tail = np.where(component >= len(alone), fitted.tails.factor, 1.0)
         widest = max(layer.root.shape[-1] for layer in fitted.state.layers)

@@ -17,7 +17,7 @@ from lastlayer.predictions.prediction import Prediction
 from lastlayer.predictor.fitted import Fitted
 
 BY_COMPONENT = ("component_mean", "component_epistemic_var", "component_noise_var", "weights")
-AXES = dict.fromkeys(BY_COMPONENT, 1) | dict.fromkeys(("affine_cost", "beyond_reach"), 0)
+AXES = dict.fromkeys(BY_COMPONENT, 1) | dict.fromkeys(("affine_cost", "beyond_reach", "function_var"), 0)
 """The axis of the points."""
 
 

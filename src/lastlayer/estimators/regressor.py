@@ -33,7 +33,7 @@ from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError, Mis
 from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.stage import FeatureStage
-from lastlayer.likelihoods import NAMES, candidates
+from lastlayer.likelihoods import NAMES, Gaussian, candidates
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
@@ -253,7 +253,8 @@ class BLLRegressor(LastLayerRegressor):
         likelihood = found[0] if len(found) == 1 else best_held_out(found, used)
         rows = Rows.of(used, likelihood)
         shape = replace(rows.shape, validation=validation_data is not None)
-        settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)
+        asked = {"likelihood": likelihood.name, "shape": self.likelihood == "auto" and isinstance(likelihood, Gaussian)}
+        settings = resolve(self._parameters() | asked, shape, seed=seed)
         with running(self.n_jobs, self.verbose, self.progress, self.training) as run:
             run.digest = "" if run.checkpoint is None else digest_of(given.X, given.y, given.weight)
             _note(given, rows, settings)

@@ -36,7 +36,7 @@ class Functions:
         """Convert all arrays, of points and of `outputs`: None leaves the latter, where the axis of points changes."""
         return replace(
             self,
-            parts=Components(*map(convert, self.parts)),
+            parts=Components(*map(convert, self.parts[:-1])),
             mean=convert(self.mean),
             terms=[(convert(H), own if outputs is None else outputs(own)) for H, own in self.terms],
             dense=[convert(D) for D in self.dense],

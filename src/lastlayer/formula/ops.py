@@ -36,6 +36,7 @@ class NumPyOps:
     kron = np.kron
     stack = staticmethod(lambda parts: np.stack(parts, -1))
     columns = staticmethod(lambda parts: np.concatenate(parts, -1))
+    members = staticmethod(lambda x: x.T[..., None])
     blocks = staticmethod(lambda x, n: np.split(x, n, -1))
     by_output = staticmethod(lambda x: list(np.moveaxis(x, -1, 0).swapaxes(1, 2)))
     by_rows = staticmethod(lambda function, z, layer: function(z))
@@ -105,6 +106,7 @@ class TorchOps:
     kron = torch.kron
     stack = staticmethod(lambda parts: torch.stack(parts, -1))
     columns = staticmethod(lambda parts: torch.cat(parts, -1))
+    members = staticmethod(lambda x: x.mT[..., None])
     blocks = staticmethod(lambda x, n: [x] if n == 1 else x.unflatten(-1, (n, -1)).unbind(-2))
     by_output = staticmethod(lambda x: x.permute(2, 1, 0).unbind(0))
     by_rows = staticmethod(lambda function, z, layer: function(z))
@@ -220,6 +222,10 @@ class CasADiOps:
     def columns(self, parts: Sequence[Columns]) -> Columns:
         """Concatenate what other libraries have in columns of a row."""
         return self.array(self.casadi.vertcat(*[part.value for part in parts]))
+
+    def members(self, x: Columns) -> Columns:
+        """One member for each column of a row."""
+        return self.array(x.value.T)
 
     def blocks(self, x: Columns, n: int) -> list[Columns]:
         """Split into n blocks of rows of equal size."""

@@ -23,14 +23,16 @@ from types import SimpleNamespace
 
 TINY = 2.0**-511
 """A positive number whose inverse can be squared without overflow."""
+WIDEST = 3.0
+"""Largest size of the log width of a Gaussian of the shape head."""
 
 
 class State(SimpleNamespace):
     """Named numbers of a model, in the arrays of any library: arrays, plain values, other states, and lists of these.
 
     A model has `input_mean`, `input_scale`, `layers`, the `order` of their members, `curve`, `head`, `outside`,
-    `centre`, `noise_cov`, `roots`, `log_noise_var`, `log_precision`, `sharpness` and `widening`. A layer is
-    a group of members with features of one shape; `network` has the numbers of `features`.
+    `centre`, `noise_cov`, `roots`, `log_noise_var`, `log_precision`, `sharpness`, `widening` and `shape`. A layer
+    is a group of members with features of one shape; `network` has the numbers of `features`.
     """
 
     def __getattr__(self, name):  # type: ignore[no-untyped-def]
@@ -68,8 +70,12 @@ def _walked(value, at_array, name="", kind=State):  # type: ignore[no-untyped-de
     return value if plain else at_array(name[1:], value)
 
 
-Components = namedtuple("Components", ("mean", "epistemic", "noise", "weights", "cost", "cost_star"))
-"""Predictions of the members at each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1)."""
+Components = namedtuple(
+    "Components", ("mean", "epistemic", "noise", "weights", "cost", "cost_star", "shape"), defaults=(None,)
+)
+"""Predictions of the members at each point: `mean`, `epistemic`, `noise` (c, m, q); `weights`, `cost` (c, m, 1).
+
+`shape` (g, m, 3) holds the weights, means and variances of `shaped`; None: the mixture has no shape head."""
 
 
 def last_layer(ops, layer, phi):  # type: ignore[no-untyped-def]
@@ -135,13 +141,48 @@ def components(ops, model, outputs, z):  # type: ignore[no-untyped-def]
             own = log_shape(ops, curve, log_star, None)
             own_var = model.log_noise_var + log_variance(ops, curve, own, log_factor)
         mean = shrunk(ops, mean, own_var, model.centre, model.log_precision)
+    weights = member_weights(ops, log_var, model.sharpness, curve.log_trust)
     return Components(
         mean,
         ops.exp(model.log_noise_var + curve.log_slope + shape),
         ops.exp(model.log_noise_var + curve.log_noise + log_factor),
-        member_weights(ops, log_var, model.sharpness, curve.log_trust),
+        weights,
         cost,
         cost_star,
+        None if model.shape is None else shaped(ops, model, z, mean, log_var, weights, cost_star),
+    )
+
+
+def gaussians(ops, head, z, mean, std):  # type: ignore[no-untyped-def]
+    """Log weights, means and standard deviations (m, g) of the Gaussians of a shape head, in standardised units.
+
+    The log weights of those that stay in place start at the mass of the mixture, of this mean and standard deviation.
+    """
+    outputs = log_noise_factor(ops, head, ops.columns([z, mean, ops.log(std)])) + head.v
+    log_weight, centre, log_width = ops.blocks(outputs, 3)
+    fixed = 1.0 - head.follows
+    unit = head.follows * std + fixed
+    width = unit * ops.exp(WIDEST * ops.tanh(log_width / WIDEST))
+    spread = ops.square(std) + ops.square(width)
+    mass = -0.5 * (ops.square(centre - mean) / spread + ops.log(spread))
+    return log_weight + fixed * mass, head.follows * mean + unit * centre, width
+
+
+def shaped(ops, model, z, mean, log_var, weights, cost_star):  # type: ignore[no-untyped-def]
+    """Weights, means and variances (g, m, 3) beside a mixture of one output at alpha*; the first is the mixture."""
+    head = model.shape
+    centre = ops.total(weights * mean)
+    within = model.widening * ops.total(weights * ops.exp(log_var))
+    std = ops.sqrt(within + ops.total(weights * ops.square(mean - centre)))
+    log_weight, own, width = gaussians(ops, head, z, (centre - model.centre) / head.scale, std / head.scale)
+    back = 0.0 * std  # share that the mixture gets back outside the data
+    for edge in head.edges:
+        cost = sum(ops.row_mean(ops.pick(cost_star, place)) for place in edge.places) / (1.0 * len(edge.places))
+        cost = ops.at_least(cost, TINY)
+        back = ops.maximum(back, 1.0 - ops.minimum(cost, edge.inside) / cost)
+    share = (1.0 - back) * ops.softmax(ops.members(log_weight)) + ops.members(back * head.first)
+    return ops.columns(
+        [share, ops.members(model.centre + head.scale * own), ops.members(ops.square(head.scale * width))]
     )
 
 
@@ -170,11 +211,11 @@ def predict(ops, model, x):  # type: ignore[no-untyped-def]
 
 def predict_mean(ops, model, x):  # type: ignore[no-untyped-def]
     """Mean of the mixture; costs are not computed where they affect neither weights nor shrinkage."""
-    if model.log_precision is None and not model.sharpness:
+    if model.log_precision is None and not model.sharpness and model.shape is None:
         mean = lambda ops, layer, phi: [ops.affine(phi, layer.weights, layer.offset)]
         return ops.average(last_layers(ops, model, standardized(model, x), mean)[0])
     parts = predict(ops, model, x)
-    return ops.total(parts.weights * parts.mean)
+    return ops.total(parts.weights * parts.mean) if model.shape is None else moments(ops, model, parts)[0]
 
 
 def standardized(model, x):  # type: ignore[no-untyped-def]
@@ -213,8 +254,16 @@ def moments(ops, model, parts):  # type: ignore[no-untyped-def]
     mean = ops.total(parts.weights * parts.mean)
     between = ops.total(parts.weights * ops.square(parts.mean - mean))
     epistemic = model.widening * ops.total(parts.weights * parts.epistemic) + between
-    cost = ops.row_mean(ops.average(parts.cost))
-    return mean, epistemic, model.widening * ops.total(parts.weights * parts.noise), cost
+    noise, cost = model.widening * ops.total(parts.weights * parts.noise), ops.row_mean(ops.average(parts.cost))
+    if parts.shape is None:
+        return mean, epistemic, noise, cost
+    share, own, var = ops.blocks(parts.shape, 3)
+    mean = ops.total(share * own)
+    # the variance of the mixture itself is that at the alpha in use
+    total = ops.total(share * (var + ops.square(own - mean)))
+    total = total + ops.pick(share, 0) * (epistemic + noise - ops.pick(var, 0))
+    epistemic = ops.minimum(epistemic, total)
+    return mean, epistemic, total - epistemic, cost
 
 
 def output_cov(ops, correlation, epistemic, noise):  # type: ignore[no-untyped-def]

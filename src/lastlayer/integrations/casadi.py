@@ -38,6 +38,10 @@ def to_casadi(
     fitted, ops, constants, x = _started(model, blas)
     ca = ops.casadi
     parts = formula.predict(ops, constants, ops.array(x))
+    if parts.shape is not None:
+        average, epistemic, learned, cost = formula.moments(ops, constants, parts)
+        var = epistemic + learned * float(noise)
+        return ca.Function(name, [x], [average.value, var.value, cost.value], ["x"], ["mean", "cov", "affine_cost"])
     mean, q = ops.total(parts.weights * parts.mean), fitted.n_outputs
     correlation = np.eye(q) if fitted.correlation is None else fitted.correlation
     columns = ops.array(ca.DM(correlation.reshape(-1, q * q).T))
@@ -75,7 +79,8 @@ def functional_to_casadi(model: Any, functional: Pointwise, *, name: str = "func
     name : str, default "functional"
         Name of the function.
     """
-    _, ops, constants, x = _started(model)
+    fitted, ops, constants, x = _started(model)
+    fitted.needs("a functional in CasADi", bell=True)
     ca = ops.casadi
     function = formula.functions(ops, constants, formula.standardized(constants, ops.array(x)))
     at, affine = functional.at(np.zeros((1, x.shape[0]))), function.output(functional.output).linear(0).value.T

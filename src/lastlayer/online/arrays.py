@@ -82,13 +82,13 @@ class ModelArrays:
     formula: State
     """What the predictive formula takes beside the last layers."""
     numbers: State | None
-    """`formula` as Python numbers; None if there are several members or outputs, or the noise depends on the input."""
+    """`formula` as Python numbers; None for several members or outputs, or noise that depends on the input."""
 
     @classmethod
     def of(cls, fitted: Fitted, networks: list[Features]) -> "ModelArrays":
         state = State(**vars(fitted.state) | {"layers": [], "roots": None, "input_mean": None, "input_scale": None})
         of_one = State(**vars(state) | {"order": None, "noise_cov": None})
-        one = len(fitted.members) == fitted.n_outputs == 1 and state.head is None
+        one = len(fitted.members) == fitted.n_outputs == 1 and state.head is state.shape is None
         return cls(
             networks,
             Scaler() if fitted.inputs is None else Scaler.of(fitted.inputs, fitted.settings.place.dtype, LARGEST_INPUT),
@@ -144,11 +144,11 @@ class Look:
     def components(self) -> formula.Components:
         """Calibrated predictions of the members, as arrays with one row per point."""
         if self._single is not None:
-            return formula.Components(*(np.full((1, 1, 1), x) for x in self._single))
+            return formula.Components(*(np.full((1, 1, 1), x) for x in self._single[:-1]))
         parts = formula.components(NumPyOps, self._arrays.formula, self._predicted, self.z)
         shape = parts.mean.shape[:2]
         whole = lambda x: x if x.shape[:2] == shape else np.broadcast_to(x, (*shape, x.shape[-1]))
-        return formula.Components(*map(whole, parts))
+        return formula.Components(*[*map(whole, parts[:-1]), parts.shape])
 
     @cached_property
     def moments(self) -> tuple[Float[ndarray, "m q"], Float[ndarray, "m q"]]:

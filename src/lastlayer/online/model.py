@@ -143,7 +143,7 @@ class OnlineModel:
         X, noise : array-like of shape (m, d), bool
             Inputs, and whether to include the noise; False gives the distribution of the function.
         """
-        parts = self._together(X, lambda look: look.components)
+        parts = self._together(X, lambda look: [x for x in look.components if x is not None])
         return self._fitted.prediction(formula.Components(*parts), noise=noise)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:

@@ -46,6 +46,9 @@ class MixturePrediction(Prediction):
     """Absolute errors divided by standard deviations of new rows, for conformal intervals."""
     beyond_reach: Bool[ndarray, " m"] | None = None
     """Whether a point lies farther out than every held-out point of the calibration; None: no calibration."""
+    function_var: Float[ndarray, "m q"] | None = None
+    """Epistemic variance, where components differ by the shape of the noise; None: that of the components and of the
+    spread of their means."""
     y_ndim: int = 2
     """Dimensions of the targets."""
 
@@ -121,6 +124,7 @@ class MixturePrediction(Prediction):
             weights=np.concatenate([s * p.weights for s, p in zip(share, members, strict=True)]),
             correlation=None if all(p.correlation is None for p in members) else together(alike),
             function_correlation=together(MixturePrediction.correlation_of_function) if functions else None,
+            function_var=_function_var(members, share),
             y_ndim=members[0].y_ndim,
         )
 
@@ -137,11 +141,16 @@ class MixturePrediction(Prediction):
 
     @cached_property
     def epistemic_var(self) -> Float[ndarray, "m *q"]:
+        if self.function_var is not None:
+            return self._like_targets(self.function_var)
         spread = self.component_mean - self._mean
         return self._like_targets(self._average(self.component_epistemic_var + np.square(spread)))
 
     @cached_property
     def noise_var(self) -> Float[ndarray, "m *q"]:
+        if self.function_var is not None:
+            spread = self._average(self.component_var + np.square(self.component_mean - self._mean))
+            return self._like_targets(spread - self.function_var)
         return self._like_targets(self._average(self.component_noise_var))
 
     @property
@@ -216,6 +225,37 @@ class MixturePrediction(Prediction):
             weights=each(shares, self.weights),
             correlation=alike(self.correlation),
             function_correlation=alike(self.function_correlation),
+        )
+
+    def shaped(
+        self,
+        weights: Float[ndarray, "g m 1"],
+        mean: Float[ndarray, "g m 1"],
+        var: Float[ndarray, "g m 1"],
+        *,
+        noise: bool,
+    ) -> "MixturePrediction":
+        """Mix the prediction of one output, as the first of g components, with Gaussians that give the noise its shape.
+
+        The epistemic variance stays; without noise, the mean moves to that of the whole.
+        """
+        mean = np.concatenate([self._mean[None], mean[1:]])
+        whole = (weights * mean).sum(0)
+        if not noise:
+            return replace(self, component_mean=self.component_mean + (whole - self._mean))
+        own = self.with_output_axis()
+        var = np.concatenate([own.var[None], var[1:]])
+        known = np.minimum(own.epistemic_var, var)
+        total = (weights * (var + np.square(mean - whole))).sum(0)
+        return replace(
+            self,
+            component_mean=np.concatenate([self.component_mean, mean[1:]]),
+            component_epistemic_var=np.concatenate([self.component_epistemic_var, known[1:]]),
+            component_noise_var=np.concatenate([self.component_noise_var, (var - known)[1:]]),
+            weights=np.concatenate([weights[0, :, 0] * self.weights, weights[1:, :, 0]]),
+            correlation=None,
+            function_correlation=None,
+            function_var=np.minimum(own.epistemic_var, total),
         )
 
     def log_prob(self, y: Targets, *, per_output: bool = False) -> Float[ndarray, "m *q"]:
@@ -301,6 +341,17 @@ class MixturePrediction(Prediction):
     @cached_property
     def _mean(self) -> Float[ndarray, "m q"]:
         return self._average(self.component_mean)
+
+
+def _function_var(members: Sequence[MixturePrediction], share: Float[ndarray, "c m"]) -> Float[ndarray, "m q"] | None:
+    """Epistemic variance of a mixture of predictions of which one has a shape of its noise."""
+    if all(p.function_var is None for p in members):
+        return None
+    whole = [p.with_output_axis() for p in members]
+    weights, means = share[..., None], np.stack([p.mean for p in whole])
+    apart = np.square(means - (weights * means).sum(0))
+    found: ndarray = (weights * (np.stack([p.epistemic_var for p in whole]) + apart)).sum(0)
+    return found
 
 
 def _mean_distance(d: ndarray, s: ndarray) -> ndarray:

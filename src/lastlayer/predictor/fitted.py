@@ -18,6 +18,7 @@ from lastlayer._internal.arrays import converted
 from lastlayer._internal.work import CHUNK_ROWS, threads_for
 from lastlayer.calibration.curve import LOG_FRACTION, Calibration, Curve, Tails
 from lastlayer.calibration.fit import SHARPNESS
+from lastlayer.calibration.shape import ShapeHead
 from lastlayer.data.observe import Functionals, StandardFunctionals
 from lastlayer.data.rows import Points, Rows
 from lastlayer.data.scaling import FARTHEST, Scales, Standardizer
@@ -125,9 +126,18 @@ class Fitted:
                 log_precision=math.log(precision) - 2 * scale.log() if precision else None,
                 sharpness=_double(SHARPNESS if found is not None and len(members) > 1 else 0.0),
                 widening=_double(1.0 if found is None else found.tails.widening),
+                shape=None if found is None or found.shape is None else self._shape(found.shape),
             )
             device = posteriors[0].Sigma_E.device
             return state if device.type == "cpu" else state.map(lambda value: value.to(device))
+
+    def _shape(self, head: ShapeHead) -> State:
+        """The shape head, and the members that tell from which cost on the mixture itself comes back."""
+        families = [member.family for member in self.members]
+        judge = FOURIER if FOURIER in families else families[0]
+        judges = [i for i, family in enumerate(families) if family == judge]
+        edges = [State(places=own, inside=_double(at)) for own, at in [(judges, head.reach), *self.references]]
+        return State(**vars(head.state()), scale=self.targets.scale, edges=edges)
 
     def module(self) -> Predictor:
         """Return the model as a `torch.nn.Module`."""
@@ -144,7 +154,8 @@ class Fitted:
         own, process = self.members[i], None
         if self.calibration is not None and self.calibration.outside is not None and own.family != FOURIER:
             process = next((member for member in self.members if member.family == FOURIER), self.process)
-        return replace(self, members=(own,), process=process)
+        found = self.calibration and replace(self.calibration, shape=None)
+        return replace(self, members=(own,), process=process, calibration=found)
 
     @property
     def n_outputs(self) -> int:
@@ -155,10 +166,18 @@ class Fitted:
         """Whether outputs were observed at different rows, so that each has its own variance."""
         return self.members[0].posterior.statistics.by_output
 
-    def needs(self, use: str, *, linear: bool = False, shared: bool = False, table: bool = False) -> "Fitted":
-        """Check what a use needs: Gaussian predictions of targets, all outputs at the same rows, a table of inputs."""
+    def needs(
+        self, use: str, *, linear: bool = False, bell: bool = False, shared: bool = False, table: bool = False
+    ) -> "Fitted":
+        """Check what a use needs: Gaussian predictions of targets, no shape of the noise, all outputs at the same rows,
+        a table of inputs."""
         if linear:
             self.likelihood.check_linear(use)
+        if bell and self.calibration is not None and self.calibration.shape is not None:
+            raise InputError(
+                f"{use} needs Gaussian noise, and calibration found another shape of it, which predictive() gives at "
+                'each point: fit a model with likelihood="gaussian"'
+            )
         if shared and self.by_output:
             raise InputError(
                 f"{use} needs a model fitted to targets that are all known, without noise_std and observations: fit one"
@@ -297,7 +316,8 @@ class Fitted:
         if found is not None and (share := found.tails.share):
             widths = [1.0, found.tails.factor]
             prediction = prediction.split([1 - share, share], widths, widths)
-        return prediction if outside is None else prediction.merged(outside)
+        prediction = prediction if outside is None else prediction.merged(outside)
+        return prediction if parts.shape is None else prediction.shaped(*np.split(parts.shape, 3, -1), noise=noise)
 
     @cached_property
     def references(self) -> list[tuple[list[int], float]]:
@@ -314,7 +334,7 @@ class Fitted:
         X, noise : ndarray of shape (m, d), bool, default True
             Inputs in original units, and whether to include the noise; False gives the distribution of the function.
         """
-        return self.needs("joint", linear=True)._joint(X, noise)
+        return self.needs("joint", linear=True, bell=True)._joint(X, noise)
 
     def _joint(self, X: ndarray, noise: bool) -> JointPrediction:
         """The joint Gaussian of what the members model."""
@@ -336,7 +356,7 @@ class Fitted:
         noise : bool, default True
             Whether to include the noise; False gives the distribution of the function.
         """
-        joint = self._joint(X, noise)
+        joint = self.needs("a draw of functions", bell=True)._joint(X, noise)
         return self.likelihood.draw(
             joint.functions.sample(n, rng.standard_normal), joint.noise_cov if noise else None, rng
         )
@@ -344,7 +364,7 @@ class Fitted:
     def predictive_of(self, functionals: Sequence[Functionals]) -> FunctionalPrediction:
         """Predict linear functionals of the function."""
         means, rows = [], []
-        inputs = self.needs("a linear functional", linear=True, table=True).inputs
+        inputs = self.needs("a linear functional", linear=True, bell=True, table=True).inputs
         assert inputs is not None
         with torch.no_grad():
             for some in functionals:
@@ -382,7 +402,8 @@ class Fitted:
             x = self._inputs(X[first : first + size])
             with torch.no_grad():
                 found = evaluate(BlockOps, self.state, x)
-            parts.append([each.expand(*each.shape[:-2], len(x), -1).numpy(force=True) for each in found])
+            given = [each for each in found if each is not None]
+            parts.append([each.expand(*each.shape[:-2], len(x), -1).numpy(force=True) for each in given])
         arrays = parts[0] if len(parts) == 1 else [np.concatenate(each, axis=-2) for each in zip(*parts, strict=True)]
         check_answer(*arrays)
         return arrays
@@ -393,12 +414,12 @@ class Fitted:
         return x.double() if x.is_floating_point() else x
 
 
-def as_fitted(model: Any, use: str, *, shared: bool = False, table: bool = False) -> Fitted:
+def as_fitted(model: Any, use: str, *, bell: bool = False, shared: bool = False, table: bool = False) -> Fitted:
     """Return the fitted value of a model, for a use that needs Gaussian predictions, and more as in `Fitted.needs`."""
     found = model if isinstance(model, Fitted) else getattr(model, "fitted_", None)
     if not isinstance(found, Fitted):
         raise NotFittedError(f"this {type(model).__name__} holds no fitted Bayesian last layer: call fit first")
-    return found.needs(use, linear=True, shared=shared, table=table)
+    return found.needs(use, linear=True, bell=bell, shared=shared, table=table)
 
 
 class BlockOps(TorchOps):
@@ -474,7 +495,7 @@ def as_array(values: Tensor) -> ndarray:
 
 def as_arrays(parts: Components) -> Components:
     """Convert components from tensors to arrays with one row per point."""
-    return Components(*(as_array(x.expand(-1, parts.mean.shape[1], -1)) for x in parts))
+    return Components(*(as_array(x.expand(-1, parts.mean.shape[1], -1)) for x in parts if x is not None))
 
 
 def check_answer(*values: ndarray) -> None:

@@ -1,5 +1,6 @@
 """Revisions of a fitted model: tuned, calibrated, with rows added or removed. Each returns a new value."""
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial, reduce
@@ -17,16 +18,22 @@ from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.posterior import Posterior
 from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
-from lastlayer.calibration.fit import fit_curves
+from lastlayer.calibration.curve import Calibration
+from lastlayer.calibration.fit import SHARPNESS, fit_curves
 from lastlayer.calibration.points import HeldOutPoints
+from lastlayer.calibration.shape import ShapePoints, fit_shape
 from lastlayer.data.observe import Measurements, Observations
 from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
+from lastlayer.formula import State
 from lastlayer.formula.ops import TorchOps
 from lastlayer.networks.mlp import features_of, finite_features
-from lastlayer.predictor.fitted import BlockOps, Fitted, as_arrays
+from lastlayer.predictions.mixture import MixturePrediction
+from lastlayer.predictor.fitted import BlockOps, Fitted, as_arrays, curves_of
 from lastlayer.predictor.member import Member
-from lastlayer.settings.types import DTYPES, Family
+from lastlayer.settings.types import DTYPES, FOURIER, Family
+
+logger = logging.getLogger(__name__)
 
 
 def at_alpha(fitted: Fitted, log_alpha: float) -> Fitted:
@@ -87,6 +94,8 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
     if asked == "auto":
         layer = replace(fitted.settings.layer, noise="diagonal" if found.head is None else "input")
         fitted = replace(fitted, settings=replace(fitted.settings, layer=layer))
+    if fitted.settings.layer.shape:
+        found = with_shape(found, points)
     order = list(found.curves)
     members = tuple(sorted(fitted.members, key=lambda member: order.index(member.family)))
     return replace(
@@ -97,6 +106,50 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
         family_scores=fitted.family_scores or found.alone,
         conformal_scores=None,
     )
+
+
+def with_shape(found: Calibration, points: HeldOutPoints) -> Calibration:
+    """Fit Gaussians beside the calibrated mixture, if they suit the targets of points that were held out singly."""
+    points = points.usable()
+    if points.mean.shape[-1] > 1 or points.readings.known is not None or points.inputs.dim() != 2:
+        logger.info("the noise has the shape of the mixture: another needs one output, a table and no known noise")
+        return found
+    points = points[np.flatnonzero(points.single)]
+    shape = fit_shape(shape_points(found, points)) if len(points.weight) else None
+    return found if shape is None else replace(found, shape=shape)
+
+
+def shape_points(found: Calibration, points: HeldOutPoints) -> ShapePoints:
+    """The calibrated mixture at points held out singly, which lie inside the data."""
+    families, precision, z = list(points.families), found.shrinkage.precision, points.inputs.double()
+    noise_cov = points.noise_var.mean(1)[..., None]  # its level matters outside the data alone
+    state = State(
+        curve=curves_of(families, replace(found, outside=None), noise_cov),
+        head=None if found.head is None else State(**vars(found.head)),
+        outside=None,
+        shape=None,
+        centre=torch.zeros(1, dtype=torch.float64),
+        log_noise_var=points.noise_var.log(),
+        log_precision=torch.tensor([precision]).log() if precision else None,
+        sharpness=SHARPNESS if len(families) > 1 else 0.0,
+    )
+    cost = points.cost if points.cost.dim() > 2 else points.cost[..., None]
+    parts = as_arrays(formula.components(TorchOps, state, [points.mean, cost, cost], z))
+    prediction = MixturePrediction(
+        component_mean=parts.mean,
+        component_epistemic_var=parts.epistemic,
+        component_noise_var=parts.noise,
+        affine_cost=parts.cost.mean((0, 2)),
+        weights=parts.weights[..., 0],
+    )
+    if share := found.tails.share:
+        factors = np.array([1.0, found.tails.factor])
+        prediction = prediction.split([1 - share, share], factors, factors)
+    t = points.readings.values
+    judge = FOURIER if FOURIER in families else next(iter(found.curves))
+    judges = [i for i, family in enumerate(families) if family == judge]
+    mean, std, log_density = map(torch.from_numpy, (prediction.mean, prediction.std, prediction.log_prob(t.numpy())))
+    return ShapePoints(z, t, mean, std, log_density[:, None], points.weight.double(), cost[judges].mean((0, 2)))
 
 
 def held_out_points(fitted: Fitted, data: Points) -> HeldOutPoints:

@@ -320,6 +320,7 @@ def _layer(asked: Asked) -> LayerSettings:
         bias_prior=p["bias_prior"],
         noise_prior=WEAK_NOISE_PRIOR if asked.mixture else NO_NOISE_PRIOR,
         likelihood="gaussian" if p["likelihood"] == "auto" else p["likelihood"],  # where targets were not looked at
+        shape=p.get("shape", False),
     )
 
 

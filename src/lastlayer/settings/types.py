@@ -289,6 +289,8 @@ class LayerSettings:
     noise_prior: NoisePrior
     likelihood: str
     """Name of the likelihood (`lastlayer.likelihoods`)."""
+    shape: bool = False
+    """Whether calibration may give the noise a shape of its own (`calibration.shape`)."""
 
 
 @dataclass(frozen=True)

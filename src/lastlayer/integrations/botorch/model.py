@@ -51,7 +51,7 @@ class BLLModel(Model):  # type: ignore[misc]  # mypy skips BoTorch
         super().__init__()
         if train_X is not None:
             self.train_inputs = (train_X,)
-        one = as_fitted(fitted, "BoTorch")
+        one = as_fitted(fitted, "BoTorch", bell=True)
         separable = len(one.members) == 1 and one.correlation is None and not one.by_output
         self.gaussians = torch.nn.ModuleList([Separable(one) if separable else Dense(one)])
         self.requires_grad_(False)

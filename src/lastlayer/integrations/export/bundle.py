@@ -22,7 +22,7 @@ from lastlayer.formula.predictive import State, extrapolation, merged, mixture_q
 from lastlayer.tables.cells import NumberFormat, as_texts, calendar, dates, days
 
 # the reader:
-FORMAT = 11
+FORMAT = 12
 ROWS = 4096
 
 
@@ -126,6 +126,10 @@ class Bundle:
         if references := self.about["references"]:
             mean, between = merged(np, mean, weights, outside_fraction(np, references, parts.cost_star))
             var = var + between
+        if parts.shape is not None:
+            share, own, wide = np.split(parts.shape, 3, -1)
+            mean, var = np.concatenate([mean, own[1:]]), np.concatenate([var, wide[1:]])
+            weights = np.concatenate([share[0] * weights, share[1:]])
         average = (weights * mean).sum(0)
         std = np.sqrt((weights * (var + np.square(mean - average))).sum(0))
         quantile = extrapolation(np, self.about["references"], model.sample_cost, parts.cost_star)
