@@ -14,6 +14,7 @@ from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.posterior import leave_one_out_cost
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import REGIONS, HeldOutPoints
 from lastlayer.data.rows import Rows
 from lastlayer.ensemble.run import Run
@@ -24,6 +25,8 @@ from lastlayer.networks.mlp import copied, features_of, finite_features
 from lastlayer.predictor.member import Member, Unseen
 from lastlayer.settings.resolve import LARGE_TABLE
 from lastlayer.settings.types import STRUCTURES, Family
+from lastlayer.training.objectives import INITIAL_LOG_ALPHA
+from lastlayer.training.sites import sites_at, stand_in
 
 ROWS_PER_FEATURE = 10
 """With this many rows per feature that the data determine, a last layer may learn the rows it was evaluated on."""
@@ -118,8 +121,9 @@ class CrossFit:
         if sampled or ROWS_PER_FEATURE * posterior.determined > split.n_groups:
             weight = np.ones(len(keys)) if main.weight is None else main.weight.numpy(force=True)
             return replace(fit.member, unseen=Unseen(keys[unseen], weight[unseen]))
-        noise_var = posterior.Sigma_E.diagonal()
-        more = main.take(split.held).statistics(partial(finite_features, fit.member.network), noise_var)
+        noise_var, held, likelihood = posterior.Sigma_E.diagonal(), main.take(split.held), self.rows.likelihood
+        held = sites_at(likelihood, held, posterior, fit.member.features(held.X)) if likelihood.iterated else held
+        more = held.statistics(partial(finite_features, fit.member.network), noise_var)
         return replace(fit.member, posterior=posterior.update(more))
 
 
@@ -152,6 +156,10 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
         by_noise = lambda at, linear: Rows(at, rows.beside).by_noise(linear)
         sums = (at.statistics(linear) if rows.learned else by_noise(at, linear) for at, linear in parts)
         layer = settings.layer
+        if rows.likelihood.iterated:
+            parts = ((at, linear(at.X).double()) for at, linear in parts)
+            settled = partial(stand_in, rows.likelihood, log_alpha=INITIAL_LOG_ALPHA, bias_prior=layer.bias_prior)
+            sums = (Statistics.of(phi, settled(at, phi).readings, weight=at.weight) for at, phi in parts)
         posteriors = by_evidence(
             sums, noise=STRUCTURES[layer.noise], bias_prior=layer.bias_prior, noise_prior=layer.noise_prior
         )

@@ -207,6 +207,7 @@ class Trainer:
                     bias_prior=layer.bias_prior,
                     batch_size=settings.training.batch_size,
                     seed=settings.seed,
+                    likelihood=self.rows.likelihood if self.rows.likelihood.iterated else None,
                 )
                 # two passes over the rows, between one and two times the usual number of steps
                 patience = min(max(Plateau.patience, 2 * problem.n_batches), 2 * Plateau.patience)

@@ -99,9 +99,11 @@ class BLLRegressor(LastLayerRegressor):
         "diagonal": one noise variance per output. "full": noise correlated between the outputs. "input": one that
         depends on the input, by a small network fitted to the errors of held-out rows (needs calibration and a table).
         "auto": "input" where that raises the density of other held-out rows, else "diagonal".
-    likelihood : "gaussian", "lognormal" or "auto", default "gaussian"
+    likelihood : "gaussian", "lognormal", "student" or "auto", default "gaussian"
         "lognormal": fit the logarithm of the targets, which must all be positive, and predict mixtures of log-normals
         (`LogPrediction`); not with `noise_std`, `observations`, and uses of a Gaussian such as `joint` and CasADi.
+        "student": Student-t noise, for targets with outliers, which then hardly change the function; not with these
+        either, nor with `noise="full"`, `calibration="alpha"`, `remove` and `reestimate`.
         "auto": "lognormal" if the skewness of each target is above 1 and that of its logarithm less than half as large.
     max_epochs : int or "auto", default "auto"
         Largest number of passes over the data; networks of a mixture stop when held-out errors no longer fall. "auto":
@@ -249,6 +251,12 @@ class BLLRegressor(LastLayerRegressor):
         likelihood = choose(self.likelihood, used.y)
         if noise_std is not None or observations:
             likelihood.check_linear("noise_std or observations")
+        if likelihood.iterated:
+            for name, refused in (("noise", "full"), ("calibration", "alpha")):
+                if isinstance(value := getattr(self, name), str) and value == refused:
+                    likelihood.check_fixed(f'{name}="{refused}"')
+            if options_of(self.training).bias_prior == "shared":
+                likelihood.check_fixed('bias_prior="shared"')
         rows = Rows.of(used, likelihood)
         shape = replace(rows.shape, validation=validation_data is not None)
         settings = resolve(self._parameters() | {"likelihood": likelihood.name}, shape, seed=seed)

@@ -7,6 +7,7 @@ from lastlayer.likelihoods.base import Gaussian as Gaussian
 from lastlayer.likelihoods.base import Likelihood
 from lastlayer.likelihoods.base import choose as choose
 from lastlayer.likelihoods.lognormal import LogNormal as LogNormal
+from lastlayer.likelihoods.student import Student as Student
 
 NAMES = (*Likelihood.KINDS, "auto")
 

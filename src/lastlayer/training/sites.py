@@ -1,0 +1,52 @@
+"""Last layers under a likelihood whose readings depend on what is predicted: both in turn, until they agree."""
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lastlayer.bayes.features import affine_features
+from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Statistics
+from lastlayer.data.rows import Points
+from lastlayer.likelihoods.base import Likelihood
+from lastlayer.settings.types import BiasPrior
+from lastlayer.training.bound import FrozenLayer
+
+ROUNDS, SETTLED = 30, 1e-4
+"""Largest number of rounds, and the change in log noise below which they end."""
+
+
+@torch.no_grad()
+def stand_in(
+    likelihood: Likelihood,
+    data: Points,
+    phi: Float[Tensor, "m k"],
+    log_alpha: float,
+    *,
+    bias_prior: BiasPrior = "flat",
+    rounds: int = ROUNDS,
+) -> Points:
+    """Replace readings by their sites under the last layer of linear features, whose noise and alpha follow."""
+    phi, alpha, before = phi.double(), phi.new_tensor(log_alpha, dtype=torch.float64), None
+    for _ in range(rounds):
+        frozen = FrozenLayer.of(Statistics.of(phi, data.readings, weight=data.weight), alpha, bias_prior=bias_prior)
+        noise, W, free = frozen.noise_cov[:, 0, 0], frozen.weights[..., 0].mT, bias_prior == "flat"
+        z = phi - frozen.centre[:, None] if free else affine_features(phi).expand(len(noise), -1, -1)
+        ratio = (z @ frozen.inverse * z).sum(-1).mT + (1 / frozen.count if free else 0.0)
+        sites = likelihood.sites(data.readings, phi @ W[:-1] + W[-1], ratio * noise, noise)
+        if not bool(torch.isfinite(W).all()):
+            break
+        data, alpha = replace(data, readings=sites), frozen.next_log_alpha(alpha, by_output=True)
+        if before is not None and float((noise.log() - before).abs().max()) < SETTLED:
+            break
+        before = noise.log()
+    return data
+
+
+@torch.no_grad()
+def sites_at(likelihood: Likelihood, data: Points, posterior: Posterior, Phi: Float[Tensor, "m p"]) -> Points:
+    """Replace the readings of new rows by their sites under a posterior."""
+    noise, ratio = posterior.Sigma_E.diagonal(), posterior.variance_ratio(Phi)
+    return replace(data, readings=likelihood.sites(data.readings, posterior.mean(Phi), ratio * noise, noise))
