@@ -1,7 +1,7 @@
 """Cross-fitting: networks are calibrated on the rows they did not see, and become the members of the mixture."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.posterior import leave_one_out_cost
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import REGIONS, HeldOutPoints
+from lastlayer.data.observe import FeatureMap
 from lastlayer.data.rows import Rows
 from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.splits import Split
@@ -24,7 +25,7 @@ from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied, features_of, finite_features
 from lastlayer.predictor.member import Member, Unseen
 from lastlayer.settings.resolve import LARGE_TABLE
-from lastlayer.settings.types import STRUCTURES, Family
+from lastlayer.settings.types import STRUCTURES, BiasPrior, Family
 from lastlayer.training.objectives import INITIAL_LOG_ALPHA
 from lastlayer.training.sites import sites_at, stand_in
 
@@ -157,9 +158,7 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
         sums = (at.statistics(linear) if rows.learned else by_noise(at, linear) for at, linear in parts)
         layer = settings.layer
         if rows.likelihood.iterated:
-            parts = ((at, linear(at.X).double()) for at, linear in parts)
-            settled = partial(stand_in, rows.likelihood, log_alpha=INITIAL_LOG_ALPHA, bias_prior=layer.bias_prior)
-            sums = (Statistics.of(phi, settled(at, phi).readings, weight=at.weight) for at, phi in parts)
+            sums = _settled(rows, tasks, of, layer.bias_prior)
         posteriors = by_evidence(
             sums, noise=STRUCTURES[layer.noise], bias_prior=layer.bias_prior, noise_prior=layer.noise_prior
         )
@@ -169,3 +168,19 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
     own = [found[id(t.split), stands_in(t.split, t.family), t.seed] for t in order]
     fits = [Fit(task, Member(*parts, task.family)) for task, parts in zip(order, own, strict=True)]
     return CrossFit(rows, n_members, fits[: len(wanted)], fits[len(wanted) :])
+
+
+def _settled(rows: Rows, tasks: Sequence[Task], of: Sequence[FeatureMap], bias_prior: BiasPrior) -> Iterator[Statistics]:
+    """Statistics of each task with the sites of its own last layer, found from those of the task before."""
+    main = replace(rows.main, readings=rows.main.readings.map(torch.clone))
+    scale = main.readings.scale
+    assert scale is not None
+    for task, linear in zip(tasks, of, strict=True):
+        learned = torch.from_numpy(learned_by(task)).to(scale.device)
+        at = main.take(learned)
+        with torch.no_grad():
+            phi = linear(at.X).double()
+        at = stand_in(rows.likelihood, at, phi, INITIAL_LOG_ALPHA, bias_prior=bias_prior)
+        assert at.readings.scale is not None
+        scale[learned] = at.readings.scale
+        yield Statistics.of(phi, at.readings, weight=at.weight)

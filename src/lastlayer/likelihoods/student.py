@@ -21,7 +21,8 @@ from lastlayer.settings.types import Given
 
 FACTORS = 4.0 ** np.arange(-1, 9)
 """Factors on the noise variance that predictions mix: outliers of up to about 250 standard deviations."""
-LEAST_SHARE = 1e-3
+LEAST_SHARE, FAR = 1e-3, {5: 1e-4, 9: 1e-6}
+"""Smaller shares are left out; two far factors have at least these, for outliers beyond all that were seen."""
 DEGREES = np.geomspace(1.0, 50.0, 18)
 """Degrees of freedom to choose from."""
 PRIOR_POINTS, LEAST_POINTS, MOST_POINTS = 10.0, 20, 20_000
@@ -40,6 +41,8 @@ def shares_of(nu: float, squares: Sequence[float] | ndarray = ()) -> tuple[float
     for _ in range(300):
         shares *= (density * (weight / (shares @ density))).sum(-1) / weight.sum()
     shares[shares < LEAST_SHARE] = 0.0
+    for place, least in FAR.items():
+        shares[place] = max(shares[place], least)
     return tuple((shares / shares.sum()).tolist())
 
 

@@ -32,8 +32,9 @@ LEAST_LEARNED = 1e-12
 """Least learned noise variance beside known ones, for standardised targets."""
 MOST_WATCHED = 400
 """Most rows of each network by which its training is watched."""
-SITES_EVERY = 5
-"""Steps between the sites of a likelihood for the same rows, after the first ones."""
+SITES_EVERY, OUTLYING = 5, 10.0
+"""Steps between the sites of a likelihood for the same rows, after the first ones; limit of the squared errors by which
+its training is watched, over their median."""
 
 
 class StackedNetworks(Problem):
@@ -148,9 +149,8 @@ class StackedNetworks(Problem):
         phi = torch.cat([act.scale * self.passes.features(X) + act.shift, fixed[..., : -q - 1]], -1)
         squares = (fixed[..., -q - 1 : -1] - phi @ W[:, :k] - W[:, k:]).square()
         read = torch.ones_like(squares) if self.readings is None or (r := self.readings.read) is None else r[rows]
-        if self.likelihood is not None and self.readings is not None:  # outliers count as little as in training
-            own, noise = self.readings.map(lambda x: x[rows]), self.frozen.noise_cov[..., 0, 0][:, None]
-            read = 1 / self.likelihood.sites(own, own.t - squares.sqrt(), 0 * noise, noise).scale  # type: ignore[operator]
+        if self.likelihood is not None:  # outliers hide what the networks learn
+            squares = squares.minimum(OUTLYING * squares.flatten(1).median(1).values[:, None, None])
         errors = (squares * read).sum((1, 2)) / read.sum((1, 2)).clamp_min(1)
         return float(errors.clamp_min(1e-12).log().nanmean())  # without networks that are lost
 
