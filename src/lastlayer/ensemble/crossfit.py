@@ -1,7 +1,7 @@
 """Cross-fitting: networks are calibrated on the rows they did not see, and become the members of the mixture."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,6 +13,7 @@ from numpy import ndarray
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut
+from lastlayer.bayes.noise_groups import StatisticsByNoise
 from lastlayer.bayes.posterior import leave_one_out_cost
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import REGIONS, HeldOutPoints
@@ -155,6 +156,7 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
         of = [partial(finite_features, network) for network in networks]
         parts = ((rows.main.take(learned_by(task)), linear) for task, linear in zip(tasks, of, strict=True))
         by_noise = lambda at, linear: Rows(at, rows.beside).by_noise(linear)
+        sums: Iterable[Statistics | StatisticsByNoise]
         sums = (at.statistics(linear) if rows.learned else by_noise(at, linear) for at, linear in parts)
         layer = settings.layer
         if rows.likelihood.iterated:
@@ -170,7 +172,9 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
     return CrossFit(rows, n_members, fits[: len(wanted)], fits[len(wanted) :])
 
 
-def _settled(rows: Rows, tasks: Sequence[Task], of: Sequence[FeatureMap], bias_prior: BiasPrior) -> Iterator[Statistics]:
+def _settled(
+    rows: Rows, tasks: Sequence[Task], of: Sequence[FeatureMap], bias_prior: BiasPrior
+) -> Iterator[Statistics]:
     """Statistics of each task with the sites of its own last layer, found from those of the task before."""
     main = replace(rows.main, readings=rows.main.readings.map(torch.clone))
     scale = main.readings.scale

@@ -59,7 +59,7 @@ def log_evidence(nu: float, squares: ndarray) -> float:
 class Student(Likelihood):
     """Student-t noise: the variance over that of a typical target is 1/u, with u from Gamma(nu/2, nu/2).
 
-    Readings are weighted by the mean of u. Predictions mix a few factors on the noise, which all outputs of a row share.
+    Readings are weighted by the mean of u. Predictions mix factors on the noise, which the outputs of a row share.
     """
 
     name = "student"
@@ -67,7 +67,7 @@ class Student(Likelihood):
     iterated = True
     nu: float = 4.0
     """Degrees of freedom of the noise."""
-    shares: tuple[float, ...] = shares_of(4.0)  # noqa: RUF009
+    shares: tuple[float, ...] = shares_of(4.0)
     """Probabilities of `FACTORS`; after calibration those of held-out residuals."""
 
     def read(self, given: Given) -> Readings:

@@ -61,7 +61,8 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
                 cost = cost if cost.dim() > 2 else cost[..., None]
                 parts = as_arrays(formula.components(TorchOps, state, [mean, cost.to(mean), cost_star], z))
             working = fitted.prediction(parts)
-            p = working if fitted.likelihood.modelled else fitted.likelihood.predict(working)  # targets are working ones
+            likelihood = fitted.likelihood
+            p = working if likelihood.modelled else likelihood.predict(working)  # targets are working ones
             values.append(p.log_prob(targets).mean())
         return np.array(values)
 
@@ -174,7 +175,8 @@ def squared_residuals(
     each = np.fmin(np.square(target - parts.mean) / variance, 1e6)  # of NaN too
     if fitted.likelihood.iterated:  # outliers widen curves as little as they change last layers
         t, mean, var, noise = map(torch.from_numpy, (np.nan_to_num(target), parts.mean, parts.epistemic, parts.noise))
-        each = each / fitted.likelihood.sites(Readings(t.expand_as(mean)), mean, var, noise).scale.numpy()
+        sites = fitted.likelihood.sites(Readings(t.expand_as(mean)), mean, var, noise)
+        each = each / sites.scale.numpy()  # type: ignore[union-attr]
     squares = each.sum(-1) / each.shape[-1] if present is None else (present * each).sum(-1) / present.sum(-1)
     total = dict[Family, list[float]]()
     for member, own in zip(fitted.members, (squares if weight is None else squares * weight).sum(-1), strict=True):

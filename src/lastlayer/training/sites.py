@@ -35,14 +35,15 @@ def stand_in(
         noise, W, free = frozen.noise_cov[:, 0, 0], frozen.weights[..., 0].mT, bias_prior == "flat"
         z = phi - frozen.centre[:, None] if free else affine_features(phi).expand(len(noise), -1, -1)
         ratio = (z @ frozen.inverse * z).sum(-1).mT + (1 / frozen.count if free else 0.0)
-        sites = likelihood.sites(data.readings, phi @ W[:-1] + W[-1], ratio * noise, noise)
+        sites = likelihood.sites(data.readings, phi @ W[:-1] + W[-1], ratio * noise, noise[None])
         if not bool(torch.isfinite(W).all()):
             break
         assert sites.scale is not None
         precision, read = 1 / sites.scale, torch.isfinite(sites.scale).double()
         if data.weight is not None:
             precision, read = precision * data.weight[:, None], read * data.weight[:, None]
-        sites = replace(sites, scale=sites.scale * (precision.sum(0) / read.sum(0)))  # 1 in the end, from which it is faster
+        # precisions have a mean of one where noise and sites agree; to have it before is faster
+        sites = replace(sites, scale=sites.scale * (precision.sum(0) / read.sum(0)))
         data, alpha = replace(data, readings=sites), frozen.next_log_alpha(alpha, by_output=True)
         if before is not None and float((noise.log() - before).abs().max()) < SETTLED:
             break
@@ -54,4 +55,4 @@ def stand_in(
 def sites_at(likelihood: Likelihood, data: Points, posterior: Posterior, Phi: Float[Tensor, "m p"]) -> Points:
     """Replace the readings of new rows by their sites under a posterior."""
     noise, ratio = posterior.Sigma_E.diagonal(), posterior.variance_ratio(Phi)
-    return replace(data, readings=likelihood.sites(data.readings, posterior.mean(Phi), ratio * noise, noise))
+    return replace(data, readings=likelihood.sites(data.readings, posterior.mean(Phi), ratio * noise, noise[None]))

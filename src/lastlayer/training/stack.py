@@ -278,7 +278,8 @@ class StackedNetworks(Problem):
     def _stand_in(self, precision: Float[Tensor, "s n q"]) -> None:
         """Replace the readings by their sites under the last layers of the last step."""
         own, frozen, likelihood, root = self.own, self.frozen, self.likelihood, self.passes.root
-        assert own is not None and likelihood is not None
+        assert own is not None
+        assert likelihood is not None
         errors = [self._errors(frozen, j) for j in range(self.n_outputs)]
         errors = errors if root is None else [(x / root.double()).nan_to_num(0.0, 0.0, 0.0) for x in errors]
         ratio = torch.stack([x[..., 1:].square().sum(-1) for x in errors], -1) + 1 / frozen.count[:, None]
