@@ -20,6 +20,9 @@ from lastlayer.data.sources import ArraySource
 from lastlayer.errors import CopiesWarning, InputError, MissingTargetsWarning
 from lastlayer.likelihoods import Student
 from lastlayer.likelihoods.student import FACTORS, shares_of
+from lastlayer.networks.mlp import InputSkip, StackedMLP
+from lastlayer.settings.types import Given
+from lastlayer.training import StackedNetworks
 from lastlayer.training.sites import sites_at, stand_in
 
 FAST = {"preset": "fast", "hidden": (8,), "random_state": 0}
@@ -112,6 +115,36 @@ def test_sites_settle_at_the_maximum_of_the_likelihood_and_weights_are_copies():
     weighted = stand_in(Student(), replace(data, weight=weight), phi, 4.0)
     copies = stand_in(Student(), twice, twice.X, 4.0)
     torch.testing.assert_close(weighted.readings.scale, copies.readings.scale[:400], rtol=1e-8, atol=0.0)
+
+
+@pytest.mark.parametrize("batch_size", [None, 12])
+def test_a_stack_replaces_readings_by_the_sites_of_the_last_step(batch_size):
+    """Against features and posteriors of each network alone, with weights, missing targets and unequal parts."""
+    rng = np.random.default_rng(0)
+    X, T = torch.from_numpy(rng.normal(size=(30, 2))), torch.from_numpy(rng.standard_t(2, size=(30, 2)))
+    T[::7, 1] = torch.nan
+    readings = Student().read(Given(X.numpy(), T.numpy()))
+    data = Points(X, readings, torch.from_numpy(rng.uniform(0.5, 2, 30)))
+    generators = [torch.Generator().manual_seed(i) for i in range(2)]
+    network, parts = InputSkip(StackedMLP(2, (4,), generators=generators).double()), [np.arange(24), np.arange(10, 30)]
+    words = {"prior_precision": torch.zeros(2), "batch_size": batch_size, "likelihood": Student()}
+    problem = StackedNetworks(network, data, parts, **words)
+    problem.gradient(None, 1.0)
+    frozen = problem.frozen
+    problem.gradient(None, 1.0)
+    n = problem.passes.rows.shape[1]
+    first = n if batch_size else 0
+    index = problem.order[:, min(first, problem.order.shape[1] - n) :][:, :n]
+    for i, rows in enumerate(index):
+        phi = network(X.expand(2, -1, -1))[i, rows].double()
+        for j in range(2):
+            z = phi - frozen.centre[i, j]
+            W, noise = frozen.weights[i, j, :, 0], frozen.noise_cov[i, j, 0, 0]
+            var = noise * ((z @ frozen.inverse[i, j] * z).sum(-1) + 1 / frozen.count[i, j])
+            one = replace(readings, t=readings.t[rows, j : j + 1], scale=readings.scale[rows, j : j + 1])
+            found = Student().sites(one, (phi @ W[:-1] + W[-1])[:, None], var[:, None], noise.reshape(1, 1))
+            used = problem.passes.root[i, :, 0] > 0  # shorter parts are filled up
+            torch.testing.assert_close(problem.own.scale[i, used, j], found.scale[used, 0], rtol=1e-9, atol=0.0)
 
 
 @pytest.mark.parametrize("nu", [2.0, 4.0, 30.0])

@@ -20,7 +20,7 @@ WALK = {
     "evidence, fit": (158, 25, 82),
 }
 """At most so many functions, files and switches."""
-LINES = {"src": 24_100, "benchmarks": 6_700}
+LINES = {"src": 24_400, "benchmarks": 6_700}
 TESTS_PER_LINE_OF_CODE = 1.35
 
 

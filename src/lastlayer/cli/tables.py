@@ -59,7 +59,7 @@ def fit(
         str, Option(help="Noise: 'diagonal', 'full' (correlated targets), 'input' (depends on the inputs) or 'auto'.")
     ] = "auto",
     likelihood: Annotated[
-        str, Option(help="'gaussian', 'lognormal' (positive targets), or 'auto': the latter where it reduces skewness.")
+        str, Option(help="'gaussian', 'lognormal' (positive targets; 'auto': if skewed), 'student' (with outliers).")
     ] = "gaussian",
     members: Annotated[
         int | None, Option(min=1, max=100, help="Number of networks in the mixture.", show_default="auto")

@@ -21,8 +21,8 @@ from lastlayer.settings.types import Given
 
 FACTORS = 4.0 ** np.arange(-1, 9)
 """Factors on the noise variance that predictions mix: outliers of up to about 250 standard deviations."""
-LEAST_SHARE, FAR = 1e-3, {5: 1e-4, 9: 1e-6}
-"""Smaller shares are left out; two far factors have at least these, for outliers beyond all that were seen."""
+LEAST_SHARE, FAR, FAR_SHARE = 1e-3, 7, 1e-5
+"""Smaller shares are left out; but this factor has at least that share, for outliers beyond all that were seen."""
 DEGREES = np.geomspace(1.0, 50.0, 18)
 """Degrees of freedom to choose from."""
 PRIOR_POINTS, LEAST_POINTS, MOST_POINTS = 10.0, 20, 20_000
@@ -41,8 +41,7 @@ def shares_of(nu: float, squares: Sequence[float] | ndarray = ()) -> tuple[float
     for _ in range(300):
         shares *= (density * (weight / (shares @ density))).sum(-1) / weight.sum()
     shares[shares < LEAST_SHARE] = 0.0
-    for place, least in FAR.items():
-        shares[place] = max(shares[place], least)
+    shares[FAR] = max(shares[FAR], FAR_SHARE)
     return tuple((shares / shares.sum()).tolist())
 
 
@@ -69,6 +68,11 @@ class Student(Likelihood):
     """Degrees of freedom of the noise."""
     shares: tuple[float, ...] = shares_of(4.0)
     """Probabilities of `FACTORS`; after calibration those of held-out residuals."""
+
+    def __post_init__(self) -> None:
+        fine = len(self.shares) == len(FACTORS) and min(self.shares) >= 0 and abs(sum(self.shares) - 1) < 1e-6
+        if not (fine and 0 < self.nu < math.inf):
+            raise ValueError(f"nu={self.nu} and shares={self.shares} are no Student-t noise")
 
     def read(self, given: Given) -> Readings:
         """Read targets with a factor on the noise of each."""

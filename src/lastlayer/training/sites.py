@@ -15,7 +15,9 @@ from lastlayer.settings.types import BiasPrior
 from lastlayer.training.bound import FrozenLayer
 
 ROUNDS, SETTLED = 30, 0.02
-"""Largest number of rounds, and the change in log noise below which they end."""
+"""Largest number of rounds, and the log of the mean precision, zero in the end, below which they stop."""
+LEAST = 1e-12
+"""Least noise variance for standardised targets: where many are fitted exactly, others would lose all weight."""
 
 
 @torch.no_grad()
@@ -29,10 +31,10 @@ def stand_in(
     rounds: int = ROUNDS,
 ) -> Points:
     """Replace readings by their sites under the last layer of linear features, whose noise and alpha follow."""
-    phi, alpha, before = phi.double(), phi.new_tensor(log_alpha, dtype=torch.float64), None
+    phi, alpha = phi.double(), phi.new_tensor(log_alpha, dtype=torch.float64)
     for _ in range(rounds):
         frozen = FrozenLayer.of(Statistics.of(phi, data.readings, weight=data.weight), alpha, bias_prior=bias_prior)
-        noise, W, free = frozen.noise_cov[:, 0, 0], frozen.weights[..., 0].mT, bias_prior == "flat"
+        noise, W, free = frozen.noise_cov[:, 0, 0].clamp_min(LEAST), frozen.weights[..., 0].mT, bias_prior == "flat"
         z = phi - frozen.centre[:, None] if free else affine_features(phi).expand(len(noise), -1, -1)
         ratio = (z @ frozen.inverse * z).sum(-1).mT + (1 / frozen.count if free else 0.0)
         sites = likelihood.sites(data.readings, phi @ W[:-1] + W[-1], ratio * noise, noise[None])
@@ -43,11 +45,11 @@ def stand_in(
         if data.weight is not None:
             precision, read = precision * data.weight[:, None], read * data.weight[:, None]
         # precisions have a mean of one where noise and sites agree; to have it before is faster
-        sites = replace(sites, scale=sites.scale * (precision.sum(0) / read.sum(0)))
+        average = precision.sum(0) / read.sum(0)
+        sites = replace(sites, scale=sites.scale * average)
         data, alpha = replace(data, readings=sites), frozen.next_log_alpha(alpha, by_output=True)
-        if before is not None and float((noise.log() - before).abs().max()) < SETTLED:
+        if float(average.log().abs().max()) < SETTLED:
             break
-        before = noise.log()
     return data
 
 

@@ -22,6 +22,7 @@ from lastlayer.training.engine import Problem
 from lastlayer.training.objectives import INITIAL_LOG_ALPHA, INITIAL_LOG_SIGMA_E
 from lastlayer.training.passes import StackPass
 from lastlayer.training.running_posterior import SCHEDULE, effective_after, share_of, tensors_of
+from lastlayer.training.sites import LEAST
 
 STACK_CHECK = 25
 """Steps between two checks for finite values."""
@@ -283,12 +284,13 @@ class StackedNetworks(Problem):
         errors = [self._errors(frozen, j) for j in range(self.n_outputs)]
         errors = errors if root is None else [(x / root.double()).nan_to_num(0.0, 0.0, 0.0) for x in errors]
         ratio = torch.stack([x[..., 1:].square().sum(-1) for x in errors], -1) + 1 / frozen.count[:, None]
-        noise = frozen.noise_cov[..., 0, 0][:, None]
+        noise = frozen.noise_cov[..., 0, 0][:, None].clamp_min(LEAST)
         residual = torch.stack([x[..., 0] for x in errors], -1)
-        self.own = likelihood.sites(own, own.t - residual, ratio * noise, noise)
-        relative = self.own.precision()
-        assert relative is not None
-        precision.copy_(relative)
+        scale = likelihood.sites(own, own.t - residual, ratio * noise, noise).scale
+        assert scale is not None
+        scale = torch.where(scale.isnan(), 1.0, scale)  # of a network that is lost
+        self.own = replace(own, scale=scale)
+        precision.copy_(1 / scale)
 
     def _errors(self, frozen: FrozenLayer, j: int) -> Float[Tensor, "s n c"]:
         """Residuals of an output, and columns whose squares add up to the variance ratio without that of the bias."""
