@@ -61,8 +61,8 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
                 cost = cost if cost.dim() > 2 else cost[..., None]
                 parts = as_arrays(formula.components(TorchOps, state, [mean, cost.to(mean), cost_star], z))
             working = fitted.prediction(parts)
-            likelihood = fitted.likelihood
-            p = working if likelihood.modelled else likelihood.predict(working)  # targets are working ones
+            likelihood, of_targets = fitted.likelihood, fitted.likelihood.linear or fitted.likelihood.iterated
+            p = likelihood.predict(working) if of_targets else working  # targets are working ones
             values.append(p.log_prob(targets).mean())
         return np.array(values)
 
