@@ -18,7 +18,7 @@ HOLDS_lowest  = $$($(PYTHON) tests/lowest.py) pandas==2.2.1 scoringrules==0.8 py
 CORE_TESTS := adam calibration copies crossfit encoding evidence extrapolation features files formula lazy_imports lengths \
 	members metrics model module posterior prediction recursion regressor settings stack statistics training unseen
 # benchmarks in the environment of the peers, and those that take their number of threads as an option
-WITH_PEERS := exactness fit observe outside peers scale uci
+WITH_PEERS := exactness fit likelihoods observe outside peers scale uci
 THREADS    := core fit imports peers predict scale training
 
 .PHONY: help test coverage lint study study-20 test-browser test-engines test-lowest test-package docs release mutants lock clean

@@ -243,7 +243,7 @@ def test_skewed_targets_are_fitted_by_their_logarithm(here):
     x = np.random.default_rng(0).normal(size=60)
     Path("t.csv").write_text("x,y\n" + "".join(f"{a:.4f},{np.exp(2 * a):.6f}\n" for a in x))
     result = done("fit", "t.csv", "-t", "y", *SMALL, "--likelihood", "auto")
-    assert "to the logarithm of the targets" in said(result)
+    assert "their logarithm is modelled" in said(result)
     done("predict", "t.lastlayer", "t.csv")
     assert (read(Path("t.predicted.csv")).columns["y_lower"].astype(float) > 0).all()
     assert "noise std of the logarithm" in said(run("explain", "t.lastlayer"))

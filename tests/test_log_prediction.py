@@ -12,11 +12,12 @@ import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.data.observe import Derivative
 from lastlayer.dynamics import DynamicsModel, Episode
-from lastlayer.likelihoods import Gaussian, LogNormal, choose
+from lastlayer.likelihoods import Gaussian, LogNormal, candidates
 from lastlayer.online import OnlineModel
 from lastlayer.predictions.lognormal import LogPrediction
 from lastlayer.predictions.metrics import coverage, crps, log_predictive_density, rmse
 from lastlayer.predictions.mixture import MixturePrediction
+from lastlayer.settings.types import Given
 
 FAST = {"preset": "evidence", "hidden": (6,), "max_epochs": 30, "random_state": 0}
 
@@ -180,21 +181,30 @@ def test_calibration_revisions_and_files(tmp_path):
     refused(r"zero or negative in 2 rows \(first: row 0\)", model.update, X[:2], -y[:2])
 
 
-def test_auto_is_log_for_skewed_targets_alone():
+def test_auto_considers_the_logarithm_of_skewed_targets_alone():
     rng = np.random.default_rng(0)
+    considered = lambda y: candidates("auto", Given(np.zeros((len(y), 1)), y))
     normal = rng.normal(10, 1, (200, 1))
     skewed = np.exp(rng.standard_normal((200, 1)))
-    assert choose("auto", skewed) == LogNormal()
-    assert choose("auto", normal) == Gaussian()
-    assert choose("auto", skewed - skewed.min()) == Gaussian()  # one is zero
-    assert choose("auto", np.hstack([skewed, normal])) == Gaussian()
-    assert choose("auto", np.hstack([skewed, np.where(rng.random((200, 1)) < 0.5, np.nan, skewed)])) == LogNormal()
-    assert choose("auto", np.ones((5, 1))) == Gaussian()
+    assert considered(skewed) == [LogNormal(), Gaussian()]
+    assert considered(normal) == [Gaussian()]
+    assert considered(skewed - skewed.min()) == [Gaussian()]  # one is zero
+    assert considered(np.hstack([skewed, normal])) == [Gaussian()]
+    some = np.where(rng.random((200, 1)) < 0.5, np.nan, skewed)
+    assert considered(np.hstack([skewed, some])) == [LogNormal(), Gaussian()]
+    assert considered(np.ones((5, 1))) == [Gaussian()]
     X, y = rows()
     model = BLLRegressor(likelihood="auto", **FAST | {"max_epochs": 1})
     assert model.fit(X, y).settings_.layer.likelihood == "lognormal"
     assert model.fit(X, np.log(y)).settings_.layer.likelihood == "gaussian"
     assert not isinstance(model.predictive(X), LogPrediction)
+
+
+def test_targets_that_are_not_positive_are_refused(fitted):
+    X, y = rows()
+    model = fitted.with_fitted(fitted.fitted_)
+    refused("needs positive targets, and y is zero or negative in 80 rows", model.fit, X, -y)
+    refused(r"in 1 rows \(first: row 40\)", model.fit, X, np.where(np.arange(len(y)) == 40, -y, y))
 
 
 @pytest.mark.usefixtures("as_a_user")
@@ -208,15 +218,14 @@ def test_auto_is_log_for_skewed_targets_alone():
         (lambda m, X, y: m.update_observations([Derivative(0).at(X).observed(y)]), "an observation needs"),
         (lambda m, X, y: OnlineModel(m), "OnlineModel needs Gaussian"),
         (lambda m, X, y: m.fit(X, y, noise_std=0.1), "noise_std or observations needs Gaussian"),
-        (lambda m, X, y: m.fit(X, -y), "needs positive targets, and y is zero or negative in 80 rows"),
-        (lambda m, X, y: m.fit(X, np.where(np.arange(len(y)) == 40, -y, y)), r"in 1 rows \(first: row 40\)"),
         (lambda m, X, y: m.set_params(likelihood="sqrt").fit(X, y), "likelihood='sqrt'"),
         (lambda m, X, y: m.fit_source(lastlayer.sources.ArraySource(X, y)), "transform the targets of the source"),
         (lambda m, X, y: DynamicsModel(regressor=m).fit([Episode(y[:21, None], X[:20])]), "steps add up, needs Gauss"),
     ],
 )
-def test_what_needs_a_gaussian_refuses_it(fitted, act, words):
+@pytest.mark.parametrize("kind", ["lognormal", "counts", "levels"])
+def test_what_needs_a_gaussian_refuses_it(kind, act, words):
     X, y = rows()
-    model = fitted.with_fitted(fitted.fitted_)
+    y = y if kind == "lognormal" else np.round(y) if kind == "counts" else np.minimum(np.round(y), 9)
     torch.manual_seed(0)
-    refused(words, act, model, X, y)
+    refused(words, act, BLLRegressor(likelihood=kind, **FAST | {"max_epochs": 1}).fit(X, y), X, y)

@@ -14,13 +14,14 @@ from benchmarks import lines, walk
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "lastlayer"
 WALK = {
-    "default, fit": (235, 34, 120),
+    "default, fit": (250, 36, 135),
+    "gaussian, fit": (235, 34, 120),
     "of these, orchestration": (80, 14),
-    "default, first predictive": (56, 14, 25),
+    "gaussian, first predictive": (56, 14, 25),
     "evidence, fit": (158, 25, 82),
 }
 """At most so many functions, files and switches."""
-LINES = {"src": 24_400, "benchmarks": 6_700}
+LINES = {"src": 25_000, "benchmarks": 6_950}
 TESTS_PER_LINE_OF_CODE = 1.35
 
 

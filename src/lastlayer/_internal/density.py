@@ -1,8 +1,9 @@
-"""The Gaussian log density, in NumPy."""
+"""Log densities of Gaussians and masses of intervals, in NumPy."""
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
+from scipy.special import log_ndtr
 
 from lastlayer._internal.numbers import LOG_2PI
 
@@ -31,3 +32,12 @@ def gaussian_log_prob(
         log_det = log_det + 2 * np.log(np.diagonal(L, axis1=-2, axis2=-1)).sum(-1)
     density: ndarray = -0.5 * (np.square(scaled).sum(-1) + log_det + LOG_2PI * residual.shape[-1])
     return density
+
+
+def log_interval_mass(lower: ndarray, upper: ndarray) -> ndarray:
+    """Log of the probability that a standard normal variable lies between two bounds, also far in a tail."""
+    flip = lower > 0
+    low, high = np.where(flip, -upper, lower), np.where(flip, -lower, upper)
+    top = log_ndtr(high)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(top + np.log(-np.expm1(np.minimum(log_ndtr(low) - top, 0.0))))

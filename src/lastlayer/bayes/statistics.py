@@ -64,6 +64,10 @@ class Readings:
     """Factor on the learned noise variance; inf: not read; 0: no learned noise; None: 1."""
     known: Float[Tensor, "*#b m #q"] | None = None
     """Known noise variance in addition; None: 0."""
+    lower: Float[Tensor, "*b m q"] | None = None
+    """Lower bound of a target of which only a range is known, in which `t` lies; None: all are known."""
+    upper: Float[Tensor, "*b m q"] | None = None
+    """Upper bound of the range."""
 
     @classmethod
     def of(cls, T: Float[Tensor, "*b m q"], noise_var: Float[Tensor, "*#b m #q"] | None = None) -> "Readings":
@@ -103,7 +107,7 @@ class Readings:
     @classmethod
     def joined(cls, parts: "Sequence[Readings]", join: Callable[[list[Tensor]], Tensor]) -> "Readings":
         """Join the tensors of several readings; those that only some of them have are filled in."""
-        filled = {"scale": torch.ones_like, "known": torch.zeros_like}
+        filled = {"scale": torch.ones_like, "known": torch.zeros_like, "lower": torch.clone, "upper": torch.clone}
         tensors = {"t": join([part.t for part in parts])}
         for name, fill in filled.items():
             own = [getattr(part, name) for part in parts]

@@ -59,8 +59,11 @@ def fit(
         str, Option(help="Noise: 'diagonal', 'full' (correlated targets), 'input' (depends on the inputs) or 'auto'.")
     ] = "auto",
     likelihood: Annotated[
-        str, Option(help="'gaussian', 'lognormal' (positive targets; 'auto': if skewed), 'student' (with outliers).")
-    ] = "gaussian",
+        str,
+        Option(
+            help="'gaussian', 'lognormal', 'counts', 'levels', 'student' (outliers) or 'auto': by held-out targets."
+        ),
+    ] = "auto",
     members: Annotated[
         int | None, Option(min=1, max=100, help="Number of networks in the mixture.", show_default="auto")
     ] = None,
@@ -128,8 +131,8 @@ def fit(
     seconds = time.monotonic() - started
     facts = {"seconds": seconds, "interrupted": interrupted, "rows": len(rows), **explained(fitted)}
     networks = "1 network" if facts["members"] == 1 else f"{facts['members']} networks"
-    to_working = f" to {facts['modelled']}" if facts["modelled"] else ""
-    output.words(f"{len(rows):,} rows, {networks}, fitted{to_working} in {seconds:.0f} s\n")
+    described = f"; {facts['described']}" if facts["described"] else ""
+    output.words(f"{len(rows):,} rows, {networks}, fitted in {seconds:.0f} s{described}\n")
     _print_comparison(output, comparison)
     for sentence in [] if ranking is None else ranking.sentences():
         output.words(sentence)

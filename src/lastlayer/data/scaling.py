@@ -93,4 +93,6 @@ class Scales:
         mean, scale = self.targets.mean, self.targets.scale
         t = (working.t - mean) / scale
         t = t if working.read is None else torch.where(working.read > 0, t, 0.0)
-        return replace(working, t=t, known=None if working.known is None else working.known / scale.square())
+        lower, upper = (None if x is None else (x - mean) / scale for x in (working.lower, working.upper))
+        known = None if working.known is None else working.known / scale.square()
+        return replace(working, t=t, known=known, lower=lower, upper=upper)

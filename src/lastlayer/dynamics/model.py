@@ -14,9 +14,10 @@ from lastlayer.dynamics.data import Episode, EpisodeFolds, Lags, check_episodes
 from lastlayer.dynamics.rollout import Feedback, Propagation, Rollout, SampledWeights, Unscented
 from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.likelihoods import choose
+from lastlayer.likelihoods import candidates
 from lastlayer.predictions.metrics import coverage, rmse
 from lastlayer.predictions.mixture import MixturePrediction
+from lastlayer.settings.types import Given
 
 CANDIDATES: tuple[Propagation, ...] = (SampledWeights(), SampledWeights(calibrated=False), Unscented())
 
@@ -55,7 +56,9 @@ class DynamicsModel:
         table, regressor = self.lags.table(listed), clone(self.regressor)
         groups = {}
         if isinstance(regressor, BLLRegressor):
-            choose(regressor.likelihood, table.targets).check_linear("a DynamicsModel, whose steps add up,")
+            candidates(regressor.likelihood, Given(table.X, table.targets))[0].check_linear(
+                "a DynamicsModel, whose steps add up,"
+            )
             if len(listed) > 1 or regressor.calibration == "auto":  # rows of an episode are held out together
                 groups = {"groups": table.episode}
             if regressor.calibration == "auto" and regressor.preset != "evidence":

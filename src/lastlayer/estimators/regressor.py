@@ -25,6 +25,7 @@ from lastlayer.data.rows import Rows
 from lastlayer.data.sources import ArraySource, Source, Without
 from lastlayer.data.validation import check_groups, seed_of, validated
 from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
+from lastlayer.ensemble.likelihood import best_held_out
 from lastlayer.ensemble.run import Run, running
 from lastlayer.ensemble.source import train_on_source
 from lastlayer.ensemble.splits import folds_for
@@ -32,7 +33,7 @@ from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError, Mis
 from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.stage import FeatureStage
-from lastlayer.likelihoods import NAMES, choose
+from lastlayer.likelihoods import NAMES, candidates
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
@@ -99,12 +100,14 @@ class BLLRegressor(LastLayerRegressor):
         "diagonal": one noise variance per output. "full": noise correlated between the outputs. "input": one that
         depends on the input, by a small network fitted to the errors of held-out rows (needs calibration and a table).
         "auto": "input" where that raises the density of other held-out rows, else "diagonal".
-    likelihood : "gaussian", "lognormal", "student" or "auto", default "gaussian"
-        "lognormal": fit the logarithm of the targets, which must all be positive, and predict mixtures of log-normals
-        (`LogPrediction`); not with `noise_std`, `observations`, and uses of a Gaussian such as `joint` and CasADi.
-        "student": Student-t noise, for targets with outliers, which then hardly change the function; not with these
-        either, nor with `noise="full"`, `calibration="alpha"`, `remove` and `reestimate`.
-        "auto": "lognormal" if the skewness of each target is above 1 and that of its logarithm less than half as large.
+    likelihood : {"auto", "gaussian", "lognormal", "counts", "levels", "student"}, default "auto"
+        Distribution of the targets. "lognormal": positive, their logarithm is modelled (`LogPrediction`). "counts":
+        whole numbers from 0 on, modelled on the scale of their square root or logarithm; "levels": the values that y
+        has in `fit`, at most 50, each with a probability (`DiscretePrediction`). "student": Student-t
+        noise, for targets with outliers, which then hardly change the function; also refuses `noise="full"`,
+        `calibration="alpha"`, `remove` and `reestimate`. All but "gaussian" refuse `noise_std`, `observations`, and
+        uses of a Gaussian such as `joint` and CasADi. "auto": of all but "student" that suit the targets, the one
+        under which held-out targets are most probable, given a small model.
     max_epochs : int or "auto", default "auto"
         Largest number of passes over the data; networks of a mixture stop when held-out errors no longer fall. "auto":
         250, or as many as 250 to 800 mini-batch steps take; 500 with early stopping or a backbone, 60 with a source.
@@ -172,7 +175,7 @@ class BLLRegressor(LastLayerRegressor):
         calibration: Any = "auto",
         hidden_prior: float | str = "auto",
         noise: NoiseModel = "auto",
-        likelihood: str = "gaussian",
+        likelihood: str = "auto",
         max_epochs: int | str = "auto",
         batch_size: int | str | None = "auto",
         training: TrainingOptions | None = None,
@@ -248,9 +251,8 @@ class BLLRegressor(LastLayerRegressor):
         given = validated(self, X, y, sample_weight, groups=groups, nd=nd, partly=True, **known)
         by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
         used = given if by_splitter else distinct(given)
-        likelihood = choose(self.likelihood, used.y)
-        if noise_std is not None or observations:
-            likelihood.check_linear("noise_std or observations")
+        found = candidates(self.likelihood, used)
+        likelihood = found[0] if len(found) == 1 else best_held_out(found, used)
         if likelihood.iterated:
             for name, refused in (("noise", "full"), ("calibration", "alpha")):
                 if isinstance(value := getattr(self, name), str) and value == refused:
@@ -339,6 +341,8 @@ class BLLRegressor(LastLayerRegressor):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> "BLLRegressor":
         """Fit on the first call, which needs enough rows to train networks; on later calls, `update` the last layers.
 
+        `likelihood="auto"` is "gaussian" here: the targets to come are not known.
+
         Parameters
         ----------
         X, y : array-like of shape (m, d), array-like of shape (m,) or (m, q)
@@ -346,7 +350,14 @@ class BLLRegressor(LastLayerRegressor):
         sample_weight : array-like of shape (m,), default None
             Weight of each row.
         """
-        return self.update(X, y, sample_weight) if hasattr(self, "fitted_") else self.fit(X, y, sample_weight)
+        if hasattr(self, "fitted_"):
+            return self.update(X, y, sample_weight)
+        asked = self.likelihood
+        self.likelihood = "gaussian" if asked == "auto" else asked
+        try:
+            return self.fit(X, y, sample_weight)
+        finally:
+            self.likelihood = asked
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted model to one file (safetensors), which replaces an existing one only when it is complete.

@@ -26,7 +26,7 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
 
     Parameters
     ----------
-    model : BLLRegressor or OnlineModel, default BLLRegressor(preset="fast", random_state=0)
+    model : BLLRegressor or OnlineModel, default BLLRegressor(preset="fast", likelihood="gaussian", random_state=0)
         The model to fit or update. A fitted one is copied and updated from there.
     memory : Memory, default KeepAll()
         What happens to old rows, as in `OnlineModel`; not allowed with an `OnlineModel`, which has its own.
@@ -129,7 +129,8 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
         return {"check_emerging_features", "check_disappearing_features", "check_radically_disappearing_features"}
 
     def _fit(self) -> None:
-        model = BLLRegressor(preset="fast", random_state=0) if self.model is None else copy.deepcopy(self.model)
+        default = BLLRegressor(preset="fast", likelihood="gaussian", random_state=0)
+        model = default if self.model is None else copy.deepcopy(self.model)
         assert isinstance(model, BLLRegressor)  # a running model has started already
         rows = np.array(self._rows), np.array(self._targets)
         start = rows if isinstance(self.memory, SlidingWindow) else None

@@ -39,6 +39,10 @@ class HeldOutReadings:
     """Log of the known noise variance; None: there is none."""
     correlation: Float[ndarray, "c n q q"] | None
     """Correlation between the outputs, of each network; None: independent."""
+    lower: Float[ndarray, "n q"] | None = None
+    """Lower bound of a target of which only a range is known; None: all are known."""
+    upper: Float[ndarray, "n q"] | None = None
+    """Upper bound of the range."""
 
     @classmethod
     def of(cls, readings: Readings, correlation: ndarray | None = None) -> "HeldOutReadings":
@@ -46,7 +50,8 @@ class HeldOutReadings:
         read = None if readings.read is None else readings.read.numpy().astype(float)
         n_read = np.full(len(readings.t), readings.t.shape[1]) if read is None else read.sum(-1)
         log_known = None if readings.known is None else readings.known.log().numpy()
-        return cls(by_output(readings.t.numpy()), read, n_read, log_known, correlation)
+        lower, upper = (None if x is None else by_output(x.numpy()) for x in (readings.lower, readings.upper))
+        return cls(by_output(readings.t.numpy()), read, n_read, log_known, correlation, lower, upper)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,23 +99,34 @@ class Likelihood:
     """
 
     KINDS: ClassVar[dict[str, type["Likelihood"]]] = {}
-    """Values of the parameter `likelihood`; "auto" takes the first that suits the targets, else Gaussian noise."""
+    """Values of the parameter `likelihood`; "auto" chooses among those that suit the targets."""
     name: ClassVar[str]
     """The value of the parameter `likelihood`."""
     modelled: ClassVar[str] = ""
     """What the working targets are, in words, if they are not the targets."""
+    described: ClassVar[str] = ""
+    """A sentence on the targets for whoever did not choose it."""
     point_name: ClassVar[str] = Prediction.point_name
     """What `predict` returns: "mean" or "median"."""
     linear: ClassVar[bool] = True
     """Whether working targets are the targets, with the mean and the variance of these."""
     iterated: ClassVar[bool] = False
     """Whether readings depend on what is predicted: training replaces them by `sites`."""
+    discrete: ClassVar[bool] = False
+    """Whether targets take separate values."""
 
     def __init_subclass__(cls) -> None:
-        Likelihood.KINDS[cls.name] = cls
+        if "name" in vars(cls):
+            Likelihood.KINDS[cls.name] = cls
 
-    def suits(self, y: Float[ndarray, "m q"]) -> bool:
-        """Whether `likelihood="auto"` selects it for these targets, of which some may be missing (NaN)."""
+    @classmethod
+    def candidates(cls, y: Float[ndarray, "m q"]) -> "list[Likelihood]":
+        """Its forms for these targets, of which some may be missing (NaN)."""
+        return [cls()]
+
+    @classmethod
+    def suits(cls, y: Float[ndarray, "m q"]) -> bool:
+        """Whether `likelihood="auto"` considers it for these targets, of which some may be missing (NaN)."""
         return False
 
     def read(self, given: Given) -> Readings:
@@ -186,10 +202,10 @@ class Likelihood:
     def check_linear(self, use: str) -> None:
         """Raise an error where the working targets are not the targets."""
         if not self.linear:
-            after = f"to {self.modelled}, and transform its predictions" if self.modelled else "in its place"
+            instead = f" to {self.modelled}, and transform its predictions" if self.modelled else ""
             raise InputError(
                 f'{use} needs Gaussian predictions of the targets, and this model has likelihood="{self.name}": fit '
-                f'one with likelihood="gaussian" {after}'
+                f'one with likelihood="gaussian"{instead}'
             )
 
     def check_fixed(self, use: str) -> None:
@@ -208,14 +224,20 @@ class Gaussian(Likelihood):
     name = "gaussian"
 
 
-def choose(asked: str, y: Float[ndarray, "m q"]) -> Likelihood:
-    """The likelihood asked for, or that of the data, of which some may be missing (NaN)."""
-    kinds = Likelihood.KINDS
-    if asked == "auto":
-        return next((found for kind in kinds.values() if (found := kind()).suits(y)), Gaussian())
-    if asked not in kinds:
+def candidates(asked: str, given: Given) -> list[Likelihood]:
+    """Likelihoods to choose from: the forms of the one asked for, or of all that suit the rows."""
+    kinds, y, partly_known = Likelihood.KINDS, given.y, given.noise_std is not None or bool(given.observations)
+    if asked not in (*kinds, "auto"):
         raise unknown_choice("likelihood", asked, [*kinds, "auto"])
-    return kinds[asked]()
+    if asked == "gaussian" or (asked == "auto" and partly_known):
+        return [Gaussian()]
+    if asked != "auto":
+        found = kinds[asked].candidates(y)
+        if partly_known:
+            found[0].check_linear("noise_std or observations")
+        return found
+    found = [form for kind in kinds.values() if kind.suits(y) for form in kind.candidates(y)]
+    return [form for form in found if form.discrete] or [*found, Gaussian()]
 
 
 def by_output(x: Float[ndarray, "*s q"]) -> Float[ndarray, "*s q"]:

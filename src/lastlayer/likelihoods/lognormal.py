@@ -24,10 +24,12 @@ class LogNormal(Likelihood):
 
     name = "lognormal"
     modelled = "the logarithm of the targets"
+    described = "the targets are positive and skewed: their logarithm is modelled"
     point_name = LogPrediction.point_name
     linear = False
 
-    def suits(self, y: Float[ndarray, "m q"]) -> bool:
+    @classmethod
+    def suits(cls, y: Float[ndarray, "m q"]) -> bool:
         """Whether all targets are positive and skewed, and their logarithms much less so."""
         columns = [column[~np.isnan(column)] for column in y.T]
         return not (y <= 0).any() and all(map(_rather_log, columns))

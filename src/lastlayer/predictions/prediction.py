@@ -26,6 +26,8 @@ class Prediction(ABC):
 
     point_name: ClassVar[str] = "mean"
     """What `point` is: "mean" or "median"."""
+    discrete: ClassVar[bool] = False
+    """Whether targets take separate values: `log_prob` is then the log of a probability, not of a density."""
     affine_cost: Float[ndarray, " m"]
     """Degree of extrapolation, before any calibration (Theorem 2)."""
     beyond_reach: Bool[ndarray, " m"] | None

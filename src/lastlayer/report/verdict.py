@@ -28,7 +28,9 @@ def verdict(evaluation: Evaluation) -> tuple[str, bool]:
     judgements: dict[str, list[str]] = {}
     for name, share in zip(evaluation.names, inside.mean(0), strict=True):
         count = f"{round(share * m):,} of {m:,} true values of {name} ({share:.0%})"
-        judgements.setdefault(judged(share, m), []).append(count)
+        how = judged(share, m)
+        how = RIGHT if how == WIDE and evaluation.p.discrete else how  # whole values hold more than the level
+        judgements.setdefault(how, []).append(count)
     hold = {RIGHT: "hold", NARROW: f"are {NARROW} on these rows", WIDE: f"are {WIDE} on these rows"}
     words = [f"The 90% intervals {hold[how]}: {' and '.join(counts)} lie inside." for how, counts in judgements.items()]
     if not (n := int(outside.sum())):

@@ -319,7 +319,7 @@ def _layer(asked: Asked) -> LayerSettings:
         noise="diagonal" if p["noise"] == "auto" and not can_vary else p["noise"],
         bias_prior=p["bias_prior"],
         noise_prior=WEAK_NOISE_PRIOR if asked.mixture else NO_NOISE_PRIOR,
-        likelihood=p["likelihood"],
+        likelihood="gaussian" if p["likelihood"] == "auto" else p["likelihood"],  # where targets were not looked at
     )
 
 

@@ -31,6 +31,7 @@ def explain(model: TableRegressor) -> dict[str, Any]:
         "features": _features(model),
         "settings": model.settings_.to_json(),
         "modelled": model.fitted_.likelihood.modelled,
+        "described": model.fitted_.likelihood.described,
     }
 
 
