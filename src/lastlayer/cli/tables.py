@@ -59,7 +59,10 @@ def fit(
         str, Option(help="Noise: 'diagonal', 'full' (correlated targets), 'input' (depends on the inputs) or 'auto'.")
     ] = "auto",
     likelihood: Annotated[
-        str, Option(help="'gaussian', 'lognormal', 'counts', 'levels', or 'auto': what suits held-out targets best.")
+        str,
+        Option(
+            help="'gaussian', 'lognormal', 'counts', 'levels', 'student' (outliers) or 'auto': by held-out targets."
+        ),
     ] = "auto",
     members: Annotated[
         int | None, Option(min=1, max=100, help="Number of networks in the mixture.", show_default="auto")

@@ -22,7 +22,7 @@ from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.observe import FeatureMap, Measurements
 from lastlayer.data.scaling import Scales
 from lastlayer.errors import InputError
-from lastlayer.likelihoods.base import Likelihood
+from lastlayer.likelihoods.base import Gaussian, Likelihood
 from lastlayer.settings.types import Given, Shape
 
 
@@ -160,6 +160,8 @@ class Rows:
     """Index of each row's group of nearly equal rows; None: such rows were not looked for."""
     groups: Int[ndarray, " m"] | None = None
     """Index of each row's group as given, where groups that share copies are one; None: there are no groups."""
+    likelihood: Likelihood = Gaussian()  # noqa: RUF009
+    """Distribution of the targets given the function."""
     complete: bool = field(init=False)
     """Whether every target is read with the learned noise alone, and there are no functionals."""
     learned: bool = field(init=False)
@@ -191,7 +193,7 @@ class Rows:
                 )
             beside = tuple(Measurements.of(one, inputs, scales.targets) for one in given.observations)
         weight = None if given.weight is None else torch.tensor(given.weight)
-        return cls(Points(X, readings, weight), beside, scales, given, copies, groups)
+        return cls(Points(X, readings, weight), beside, scales, given, copies, groups, likelihood)
 
     @property
     def shape(self) -> Shape:
@@ -216,7 +218,7 @@ class Rows:
 
     def take(self, rows: Tensor | ndarray | slice) -> "Rows":
         """Select rows of the table; functionals stay."""
-        return Rows(self.main.take(rows), self.beside)
+        return Rows(self.main.take(rows), self.beside, likelihood=self.likelihood)
 
     def sampled(self, at: Int[Tensor, " n"]) -> "Rows":
         """Select rows of the table, each weighted for all rows that it stands for; functionals stay."""

@@ -1,7 +1,7 @@
 """Cross-fitting: networks are calibrated on the rows they did not see, and become the members of the mixture."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -13,8 +13,11 @@ from numpy import ndarray
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import HeldOut
+from lastlayer.bayes.noise_groups import StatisticsByNoise
 from lastlayer.bayes.posterior import leave_one_out_cost
+from lastlayer.bayes.statistics import Statistics
 from lastlayer.calibration.points import REGIONS, HeldOutPoints
+from lastlayer.data.observe import FeatureMap
 from lastlayer.data.rows import Rows
 from lastlayer.ensemble.run import Run
 from lastlayer.ensemble.splits import Split
@@ -23,7 +26,9 @@ from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied, features_of, finite_features
 from lastlayer.predictor.member import Member, Unseen
 from lastlayer.settings.resolve import LARGE_TABLE
-from lastlayer.settings.types import STRUCTURES, Family
+from lastlayer.settings.types import STRUCTURES, BiasPrior, Family
+from lastlayer.training.objectives import INITIAL_LOG_ALPHA
+from lastlayer.training.sites import sites_at, stand_in
 
 ROWS_PER_FEATURE = 10
 """With this many rows per feature that the data determine, a last layer may learn the rows it was evaluated on."""
@@ -118,8 +123,9 @@ class CrossFit:
         if sampled or ROWS_PER_FEATURE * posterior.determined > split.n_groups:
             weight = np.ones(len(keys)) if main.weight is None else main.weight.numpy(force=True)
             return replace(fit.member, unseen=Unseen(keys[unseen], weight[unseen]))
-        noise_var = posterior.Sigma_E.diagonal()
-        more = main.take(split.held).statistics(partial(finite_features, fit.member.network), noise_var)
+        noise_var, held, likelihood = posterior.Sigma_E.diagonal(), main.take(split.held), self.rows.likelihood
+        held = sites_at(likelihood, held, posterior, fit.member.features(held.X)) if likelihood.iterated else held
+        more = held.statistics(partial(finite_features, fit.member.network), noise_var)
         return replace(fit.member, posterior=posterior.update(more))
 
 
@@ -150,8 +156,11 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
         of = [partial(finite_features, network) for network in networks]
         parts = ((rows.main.take(learned_by(task)), linear) for task, linear in zip(tasks, of, strict=True))
         by_noise = lambda at, linear: Rows(at, rows.beside).by_noise(linear)
+        sums: Iterable[Statistics | StatisticsByNoise]
         sums = (at.statistics(linear) if rows.learned else by_noise(at, linear) for at, linear in parts)
         layer = settings.layer
+        if rows.likelihood.iterated:
+            sums = _settled(rows, tasks, of, layer.bias_prior)
         posteriors = by_evidence(
             sums, noise=STRUCTURES[layer.noise], bias_prior=layer.bias_prior, noise_prior=layer.noise_prior
         )
@@ -161,3 +170,21 @@ def cross_fit(rows: Rows, splits: Sequence[Split], architecture: Architecture, r
     own = [found[id(t.split), stands_in(t.split, t.family), t.seed] for t in order]
     fits = [Fit(task, Member(*parts, task.family)) for task, parts in zip(order, own, strict=True)]
     return CrossFit(rows, n_members, fits[: len(wanted)], fits[len(wanted) :])
+
+
+def _settled(
+    rows: Rows, tasks: Sequence[Task], of: Sequence[FeatureMap], bias_prior: BiasPrior
+) -> Iterator[Statistics]:
+    """Statistics of each task with the sites of its own last layer, found from those of the task before."""
+    main = replace(rows.main, readings=rows.main.readings.map(torch.clone))
+    scale = main.readings.scale
+    assert scale is not None
+    for task, linear in zip(tasks, of, strict=True):
+        learned = torch.from_numpy(learned_by(task)).to(scale.device)
+        at = main.take(learned)
+        with torch.no_grad():
+            phi = linear(at.X).double()
+        at = stand_in(rows.likelihood, at, phi, INITIAL_LOG_ALPHA, bias_prior=bias_prior)
+        assert at.readings.scale is not None
+        scale[learned] = at.readings.scale
+        yield Statistics.of(phi, at.readings, weight=at.weight)

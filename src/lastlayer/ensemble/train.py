@@ -44,6 +44,8 @@ from lastlayer.training.lengths import MOST_FUNCTIONALS, MOST_ROWS, fit_lengths,
 logger = logging.getLogger(__name__)
 ROWS_PER_CORE = 200
 """Rows below which a second core costs more than it gains."""
+OUTLYING = 6.0
+"""Distance of a target from the median, in median distances, beyond which it counts as an outlier in length scales."""
 REGION_STEPS = 0.6
 """Steps of networks that leave out a region, over those of the others."""
 
@@ -158,6 +160,10 @@ class Trainer:
             parts.append(rows[torch.randperm(len(rows), generator=generator).numpy()[:MOST_ROWS]])
         data = self.rows.stacked(parts).main
         T = data.readings.t[..., outputs]
+        if self.rows.likelihood.iterated:  # a length scale of the function, not of outliers
+            middle = T.median(1, keepdim=True).values
+            reach = OUTLYING * (T - middle).abs().median(1, keepdim=True).values
+            T = T.clamp(middle - reach, middle + reach)
         weight = torch.ones_like(T[..., 0]) if data.weight is None else data.weight
         device, prior = data.X.device, self.architecture.settings.layer.bias_prior
         n_frequencies = self.architecture.settings.network.n_frequencies
@@ -207,6 +213,7 @@ class Trainer:
                     bias_prior=layer.bias_prior,
                     batch_size=settings.training.batch_size,
                     seed=settings.seed,
+                    likelihood=self.rows.likelihood if self.rows.likelihood.iterated else None,
                 )
                 # two passes over the rows, between one and two times the usual number of steps
                 patience = min(max(Plateau.patience, 2 * problem.n_batches), 2 * Plateau.patience)

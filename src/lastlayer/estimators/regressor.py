@@ -100,12 +100,14 @@ class BLLRegressor(LastLayerRegressor):
         "diagonal": one noise variance per output. "full": noise correlated between the outputs. "input": one that
         depends on the input, by a small network fitted to the errors of held-out rows (needs calibration and a table).
         "auto": "input" where that raises the density of other held-out rows, else "diagonal".
-    likelihood : {"auto", "gaussian", "lognormal", "counts", "levels"}, default "auto"
+    likelihood : {"auto", "gaussian", "lognormal", "counts", "levels", "student"}, default "auto"
         Distribution of the targets. "lognormal": positive, their logarithm is modelled (`LogPrediction`). "counts":
         whole numbers from 0 on, modelled on the scale of their square root or logarithm; "levels": the values that y
-        has in `fit`, at most 50, each with a probability (`DiscretePrediction`). All but "gaussian" refuse `noise_std`,
-        `observations`, and uses of a Gaussian such as `joint` and CasADi. "auto": of those that suit the targets, the
-        one under which held-out targets are most probable, given a small model.
+        has in `fit`, at most 50, each with a probability (`DiscretePrediction`). "student": Student-t
+        noise, for targets with outliers, which then hardly change the function; also refuses `noise="full"`,
+        `calibration="alpha"`, `remove` and `reestimate`. All but "gaussian" refuse `noise_std`, `observations`, and
+        uses of a Gaussian such as `joint` and CasADi. "auto": of all but "student" that suit the targets, the one
+        under which held-out targets are most probable, given a small model.
     max_epochs : int or "auto", default "auto"
         Largest number of passes over the data; networks of a mixture stop when held-out errors no longer fall. "auto":
         250, or as many as 250 to 800 mini-batch steps take; 500 with early stopping or a backbone, 60 with a source.
@@ -251,6 +253,12 @@ class BLLRegressor(LastLayerRegressor):
         used = given if by_splitter else distinct(given)
         found = candidates(self.likelihood, used)
         likelihood = found[0] if len(found) == 1 else best_held_out(found, used)
+        if likelihood.iterated:
+            for name, refused in (("noise", "full"), ("calibration", "alpha")):
+                if isinstance(value := getattr(self, name), str) and value == refused:
+                    likelihood.check_fixed(f'{name}="{refused}"')
+            if options_of(self.training).bias_prior == "shared":
+                likelihood.check_fixed('bias_prior="shared"')
         rows = Rows.of(used, likelihood)
         shape = replace(rows.shape, validation=validation_data is not None)
         asked = {"likelihood": likelihood.name, "shape": self.likelihood == "auto" and isinstance(likelihood, Gaussian)}

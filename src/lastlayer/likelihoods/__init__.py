@@ -9,6 +9,7 @@ from lastlayer.likelihoods.base import candidates as candidates
 from lastlayer.likelihoods.discrete import Counts as Counts
 from lastlayer.likelihoods.discrete import Ordinal as Ordinal
 from lastlayer.likelihoods.lognormal import LogNormal as LogNormal
+from lastlayer.likelihoods.student import Student as Student
 
 NAMES = (*Likelihood.KINDS, "auto")
 

@@ -110,6 +110,8 @@ class Likelihood:
     """What `predict` returns: "mean" or "median"."""
     linear: ClassVar[bool] = True
     """Whether working targets are the targets, with the mean and the variance of these."""
+    iterated: ClassVar[bool] = False
+    """Whether readings depend on what is predicted: training replaces them by `sites`."""
     discrete: ClassVar[bool] = False
     """Whether targets take separate values."""
 
@@ -131,6 +133,16 @@ class Likelihood:
         """Check targets, of which some may be missing (NaN), and convert them to working targets."""
         known = None if given.noise_std is None else torch.tensor(given.noise_std, dtype=torch.float64).square()
         return Readings.of(torch.tensor(given.y, dtype=torch.float64), known)
+
+    def sites(
+        self,
+        r: Readings,
+        mean: Float[Tensor, "*b m q"],
+        var: Float[Tensor, "*#b #m #q"],
+        noise_var: Float[Tensor, "*#b #m #q"],
+    ) -> Readings:
+        """Gaussian readings that stand in for `r` where the function has this mean and variance."""
+        return r
 
     def refitted(self, r: Readings, mean: Float[Tensor, "c n q"], var: Float[Tensor, "c n q"]) -> "Likelihood":
         """Estimate the likelihood's own numbers from held-out predictions of working targets."""
@@ -194,6 +206,14 @@ class Likelihood:
             raise InputError(
                 f'{use} needs Gaussian predictions of the targets, and this model has likelihood="{self.name}": fit '
                 f'one with likelihood="gaussian"{instead}'
+            )
+
+    def check_fixed(self, use: str) -> None:
+        """Raise an error where rows must keep the weight they were given."""
+        if self.iterated:
+            raise InputError(
+                f'{use} cannot be combined with likelihood="{self.name}", which weighs rows by their residuals: fit '
+                'again without it, or use likelihood="gaussian"'
             )
 
 

@@ -135,8 +135,8 @@ class DiscretePrediction(Prediction):
             index[-1] = ends[1]
         values = self._by_output(lambda cells, i: cells.value(i), index)
         below = np.stack([self._up_to(i) for i in index])
-        first, steps = below[:-1], np.diff(below, axis=0) / np.maximum(np.diff(index, axis=0), 1)
-        return values, np.diff(values, axis=0), first, below[1:] - steps
+        step = np.diff(below, axis=0) / np.maximum(np.diff(index, axis=0), 1)
+        return values, np.diff(values, axis=0), below[:-1], below[1:] - step
 
     def _by_output(self, of: Callable[[Cells, ndarray], ndarray], x: ndarray) -> ndarray:
         return np.stack([of(cells, x[..., j]) for j, cells in enumerate(self.cells)], -1)

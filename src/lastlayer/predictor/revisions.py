@@ -17,6 +17,7 @@ from lastlayer._internal.work import row_chunks
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.held_out import HeldOut
 from lastlayer.bayes.posterior import Posterior
+from lastlayer.bayes.statistics import Readings
 from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
 from lastlayer.calibration.curve import Calibration
 from lastlayer.calibration.fit import SHARPNESS, fit_curves
@@ -32,6 +33,7 @@ from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.predictor.fitted import BlockOps, Fitted, as_arrays, curves_of
 from lastlayer.predictor.member import Member
 from lastlayer.settings.types import DTYPES, FOURIER, Family
+from lastlayer.training.sites import sites_at
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +68,8 @@ def tune_alpha(fitted: Fitted, data: Points) -> tuple[Fitted, AlphaCurve]:
                 cost = cost if cost.dim() > 2 else cost[..., None]
                 parts = as_arrays(formula.components(TorchOps, state, [mean, cost.to(mean), cost_star], z))
             working = fitted.prediction(parts)
-            p = fitted.likelihood.predict(working) if fitted.likelihood.linear else working  # targets are working ones
+            likelihood, of_targets = fitted.likelihood, fitted.likelihood.linear or fitted.likelihood.iterated
+            p = likelihood.predict(working) if of_targets else working  # targets are working ones
             values.append(p.log_prob(targets).mean())
         return np.array(values)
 
@@ -89,7 +92,10 @@ def calibrate(fitted: Fitted, points: HeldOutPoints) -> Fitted:
     asked = fitted.settings.layer.noise
     input_noise = None if asked == "auto" else asked == "input"
     cost = points.cost if points.cost.dim() > 2 else points.cost[..., None]
-    likelihood = fitted.likelihood.refitted(points.readings, points.mean, points.noise_var * (1 + cost))
+    single = torch.from_numpy(points.single)  # errors of points held out with their neighbours are no noise
+    alone = points.readings.map(lambda x: x[single.to(x.device)])
+    var = points.noise_var * (1 + cost)
+    likelihood = fitted.likelihood.refitted(alone, points.mean[:, single], var[:, single])
     found = fit_curves(points, mixture=len(fitted.members) > 1, input_noise=input_noise, likelihood=likelihood)
     if asked == "auto":
         layer = replace(fitted.settings.layer, noise="diagonal" if found.head is None else "input")
@@ -182,7 +188,10 @@ def with_rows(fitted: Fitted, data: Points, *, forgetting: float = 1.0) -> Fitte
         fitted = replace(fitted, calibration=fitted.calibration.after(squares, n, forgetting))
 
     def changed(member: Member) -> Member:
-        rows = data.statistics(partial(finite_features, member.network))
+        new, likelihood = data, fitted.likelihood
+        if likelihood.iterated:
+            new = sites_at(likelihood, data, member.posterior, member.features(data.X))
+        rows = new.statistics(partial(finite_features, member.network))
         posterior = member.posterior.update(rows, forgetting=forgetting)
         return replace(member, posterior=posterior, unseen=member.unseen.scaled(forgetting))
 
@@ -217,6 +226,10 @@ def squared_residuals(
     """Sum over rows of squared residuals over their calibrated variance, for each family."""
     variance = fitted.tails.widening * (parts.epistemic + parts.noise)
     each = np.fmin(np.square(target - parts.mean) / variance, 1e6)  # of NaN too
+    if fitted.likelihood.iterated:  # outliers widen curves as little as they change last layers
+        t, mean, var, noise = map(torch.from_numpy, (np.nan_to_num(target), parts.mean, parts.epistemic, parts.noise))
+        sites = fitted.likelihood.sites(Readings(t.expand_as(mean)), mean, var, noise)
+        each = each / sites.scale.numpy()  # type: ignore[union-attr]
     squares = each.sum(-1) / each.shape[-1] if present is None else (present * each).sum(-1) / present.sum(-1)
     total = dict[Family, list[float]]()
     for member, own in zip(fitted.members, (squares if weight is None else squares * weight).sum(-1), strict=True):
@@ -226,6 +239,7 @@ def squared_residuals(
 
 def without_rows(fitted: Fitted, data: Points) -> Fitted:
     """Remove rows from every last layer that was fitted to them."""
+    fitted.likelihood.check_fixed("remove")
     keys = data.keys()
 
     def changed(member: Member) -> Member:
@@ -242,6 +256,7 @@ def without_rows(fitted: Fitted, data: Points) -> Fitted:
 
 def reestimate(fitted: Fitted) -> Fitted:
     """Estimate alpha and noise from the rows in memory, at the maximum of the evidence; the features stay the same."""
+    fitted.likelihood.check_fixed("reestimate")
     posteriors = [member.posterior for member in fitted.members]
     first = posteriors[0]
     if not torch.allclose(first.statistics.count, first.statistics.n):

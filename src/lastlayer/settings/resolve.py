@@ -190,7 +190,7 @@ def _check_source(p: Mapping[str, Any], *, validation: bool) -> None:
         ("chunk_size", (None,), "cannot be combined with a source of batches: give batch_size"),
         ("early_stopping", ("auto", False), f"{whole}: choose max_epochs"),
         ("encoding", ("auto", "raw"), "needs a table, not a source of batches"),
-        ("likelihood", ("auto", "gaussian"), "needs arrays: transform the targets of the source"),
+        ("likelihood", ("auto", "gaussian"), "needs arrays: pass some to fit, or transform the targets of the source"),
     ):
         if p[name] not in allowed:
             raise InputError(f"{name}={p[name]!r} {advice}")

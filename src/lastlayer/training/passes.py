@@ -102,13 +102,24 @@ class StackPass:
             scale, shift = act.scale, act.shift
         return a
 
-    def moments(self, precision: Float[Tensor, "s n q"] | None = None, *, exact: bool) -> Float[Tensor, "*s c c"]:
-        """Products of the columns summed over the rows, for each output if each reading has a precision of its own."""
+    def moments(
+        self,
+        precision: Float[Tensor, "s n q"] | None = None,
+        *,
+        exact: bool,
+        refresh: Callable[[], object] | None = None,
+    ) -> Float[Tensor, "*s c c"]:
+        """Products of the columns summed over the rows, for each output if each reading has a precision of its own.
+
+        `refresh` may change the precision in place, once the rows are set.
+        """
         act, h = self.activations[-1], self.width
         a = self.features(self.inputs, self.layers)
         torch.add(act.shift - self.centre[:, None, :h], a, alpha=act.scale, out=self.rows[..., :h])
         if self.root is not None:
             self.rows[:, self.first :, :h] *= self.root[:, self.first :]
+        if refresh is not None:
+            refresh()
         totals: list[Any] = []
         for each in [None] if precision is None else precision.split(1, -1):
             totals.append(0.0)

@@ -11,19 +11,24 @@ from torch import Tensor, nn
 from lastlayer._internal.work import CHUNK_ROWS, SMALL_STEP
 from lastlayer.bayes.features import affine_features
 from lastlayer.bayes.held_out import held_out_lpd
+from lastlayer.bayes.posterior import Posterior
 from lastlayer.bayes.statistics import Statistics
 from lastlayer.data.distributed import ONE, ProcessGroup
 from lastlayer.data.rows import Batch, Points, Rows
 from lastlayer.data.sources import Source
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import neg_log_hidden_prior
+from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.engine import Problem, TrainingHistory
 from lastlayer.training.objectives import Objective, Profiled
 from lastlayer.training.running_posterior import RunningPosterior, Snapshot
+from lastlayer.training.sites import stand_in
 
 STACK_CHECK, BATCH_CHECK = 25, 100
 """Steps between two checks for finite values, for stacks and for mini-batches."""
+SITES_EVERY, START_ROUNDS = 5, 10
+"""Steps between the sites of a likelihood for the same rows, and rounds in the first of them."""
 
 
 class FullBatch(Problem):
@@ -59,7 +64,7 @@ class FullBatch(Problem):
         self.check_every = STACK_CHECK if self.shape else 1
         main, T = rows.main, rows.main.readings.t
         readings = replace(main.readings, t=T.expand(*self.shape, *T.shape[-2:]))
-        self.rows = replace(rows, main=replace(main, readings=readings))
+        self.rows, self.updates = replace(rows, main=replace(main, readings=readings)), 0
         self.chunk_size = len(main.X) if chunk_size is None and process_group.world_size > 1 else chunk_size
         count = T.new_tensor(len(main.X)) if main.weight is None else main.weight.sum(-1)
         precision = torch.as_tensor(prior_precision, dtype=torch.float64, device=T.device)
@@ -84,9 +89,22 @@ class FullBatch(Problem):
             if self.with_prior:
                 self.penalty().sum().backward()
             return nlml / self.process_group.world_size
+        if self.rows.likelihood.iterated:
+            if self.updates % SITES_EVERY == 0:
+                self._stand_in(rounds=START_ROUNDS if self.updates == 0 else 1)
+            self.updates += 1
         nlml = self.evaluate()
         (nlml + self.penalty() if self.with_prior else nlml).sum().backward()
         return nlml
+
+    @torch.no_grad()
+    def _stand_in(self, rounds: int) -> None:
+        """Replace the readings by their sites under the last layer of the present network."""
+        rows, log_alpha = self.rows, float(self.log_alpha)
+        prior = self.objective.bias_prior
+        phi = self.network(rows.main.X)
+        main = stand_in(rows.likelihood, rows.main, phi, log_alpha, bias_prior=prior, rounds=rounds)
+        self.rows = replace(rows, main=main)
 
     def evaluate(self) -> Float[Tensor, "*s"]:
         """NLML in the present state."""
@@ -102,8 +120,21 @@ class FullBatch(Problem):
         )
 
     def held_out_score(self, held: Points) -> Float[Tensor, ""]:
-        rest = self.rows.main
-        return self.objective.held_out_score(self.network(rest.X), rest, self.network(held.X), held)
+        rest, likelihood = self.rows.main, self.rows.likelihood
+        phi, phi_held = self.network(rest.X), self.network(held.X)
+        if not likelihood.iterated:
+            return self.objective.held_out_score(phi, rest, phi_held, held)
+        statistics = Statistics.of(phi.double(), rest.readings, weight=rest.weight)
+        posterior = Posterior(statistics, float(self.log_alpha), bias_prior=self.objective.bias_prior, checked=False)
+        found = posterior.predict(affine_features(phi_held).double())
+        noise = found.noise_cov.diagonal().expand_as(found.mean)
+        p = MixturePrediction.gaussian(
+            found.mean.numpy(force=True),
+            epistemic_var=(found.variance_ratio * noise).numpy(force=True),
+            noise_var=noise.numpy(force=True),
+            affine_cost=found.variance_ratio.mean(-1).numpy(force=True),
+        )
+        return torch.tensor(-likelihood.predict(p).log_prob(held.readings.values.numpy(force=True)).mean())
 
     def penalty(self) -> Float[Tensor, "*s"]:
         """Negative log prior of the hidden weights, per sample."""
@@ -124,6 +155,8 @@ class SampledRows(FullBatch):
 
     def steps(self, epoch: int, first: int) -> Iterator[Tensor]:
         """Yield batches of nearly equal size, in a new order in every epoch."""
+        if self.rows.likelihood.iterated:
+            self._stand_in(rounds=START_ROUNDS if epoch == 0 else 1)
         generator = torch.Generator().manual_seed((self.seed + 1_000_003 * epoch) % 2**63)
         order = torch.randperm(self.n_rows, generator=generator).to(self.rows.main.X.device)
         yield from order.tensor_split(self.n_steps)[first:]

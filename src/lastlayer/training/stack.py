@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from lastlayer.bayes.precision import ROUNDING, Cholesky
 from lastlayer.bayes.statistics import Readings, Statistics, log_scales
 from lastlayer.data.rows import Points
+from lastlayer.likelihoods.base import Likelihood
 from lastlayer.networks.mlp import InputSkip, StackedMLP, parts_of
 from lastlayer.settings.types import BiasPrior, NoiseStructure
 from lastlayer.training.bound import FrozenLayer
@@ -20,6 +22,7 @@ from lastlayer.training.engine import Problem
 from lastlayer.training.objectives import INITIAL_LOG_ALPHA, INITIAL_LOG_SIGMA_E
 from lastlayer.training.passes import StackPass
 from lastlayer.training.running_posterior import SCHEDULE, effective_after, share_of, tensors_of
+from lastlayer.training.sites import LEAST
 
 STACK_CHECK = 25
 """Steps between two checks for finite values."""
@@ -30,6 +33,9 @@ LEAST_LEARNED = 1e-12
 """Least learned noise variance beside known ones, for standardised targets."""
 MOST_WATCHED = 400
 """Most rows of each network by which its training is watched."""
+SITES_EVERY, OUTLYING = 5, 10.0
+"""Steps between the sites of a likelihood for the same rows, after the first ones; limit of the squared errors by which
+its training is watched, over their median."""
 
 
 class StackedNetworks(Problem):
@@ -52,6 +58,8 @@ class StackedNetworks(Problem):
         Structure of the noise, and prior of the bias.
     batch_size, seed : int
         Rows of each network per step, and the seed of their order. None: all rows.
+    likelihood : Likelihood, optional
+        Replaces the readings by sites. None: they stay the same.
     """
 
     check_every = STACK_CHECK
@@ -68,11 +76,13 @@ class StackedNetworks(Problem):
         bias_prior: BiasPrior = "flat",
         batch_size: int | None = None,
         seed: int = 0,
+        likelihood: Likelihood | None = None,
     ) -> None:
         stack, _, scale = parts_of(network)
         assert isinstance(stack, StackedMLP)
         super().__init__(network, torch.Size([len(parts)]), [*stack.weights, *stack.biases])
         self.network, self.noise, self.bias_prior, self.seed = network, noise, bias_prior, seed
+        self.likelihood = likelihood
         device, dtype, self.n_outputs = data.X.device, stack.weights[0].dtype, data.readings.t.shape[-1]
         X, T = data.X.to(dtype), data.readings.t.to(dtype)
         passed = X[:, :0] if not isinstance(network, InputSkip) else X if scale is None else X * scale.reshape(-1)
@@ -112,7 +122,8 @@ class StackedNetworks(Problem):
         self.columns = torch.tensor([[*range(k), k + j, k + q] for j in range(q)], device=device)
         """Columns of a row that belong to each output."""
         state = [self.log_alpha, self.noise_var, self.passes.centre]
-        self.step: Callable[[], Tensor] = Replayed(self._step, state) if device.type == "cuda" else self._step
+        alike = device.type == "cuda" and likelihood is None
+        self.step: Callable[[], Tensor] = Replayed(self._step, state) if alike else self._step
 
     def gradient(self, batch: Any, speed: float) -> Float[Tensor, " s"]:
         """Compute the gradient of NLML and penalty, and return the NLML."""
@@ -139,6 +150,8 @@ class StackedNetworks(Problem):
         phi = torch.cat([act.scale * self.passes.features(X) + act.shift, fixed[..., : -q - 1]], -1)
         squares = (fixed[..., -q - 1 : -1] - phi @ W[:, :k] - W[:, k:]).square()
         read = torch.ones_like(squares) if self.readings is None or (r := self.readings.read) is None else r[rows]
+        if self.likelihood is not None:  # outliers hide what the networks learn
+            squares = squares.minimum(OUTLYING * squares.flatten(1).median(1).values[:, None, None])
         errors = (squares * read).sum((1, 2)) / read.sum((1, 2)).clamp_min(1)
         return float(errors.clamp_min(1e-12).log().nanmean())  # without networks that are lost
 
@@ -191,7 +204,11 @@ class StackedNetworks(Problem):
         precision = None
         if own is not None and (relative := own.precision(self.noise_var)) is not None:
             precision = relative.expand_as(own.t).to(passes.rows)
-        statistics = self._statistics(passes.moments(precision, exact=self.exact), precision, speed)
+        refresh = None
+        if self.likelihood is not None and precision is not None and self.updates:
+            early = self.n_batches > 1 or self.updates < SCHEDULE.settle
+            refresh = partial(self._stand_in, precision) if early or self.updates % SITES_EVERY == 0 else None
+        statistics = self._statistics(passes.moments(precision, exact=self.exact, refresh=refresh), precision, speed)
         due = self.n_batches == 1 or self.updates < SCHEDULE.settle or self.updates % SCHEDULE.every == 0
         frozen = FrozenLayer.of(
             statistics,
@@ -259,22 +276,42 @@ class StackedNetworks(Problem):
             slopes[:, j, k + j] = each[:, j, k]
         return slopes
 
+    def _stand_in(self, precision: Float[Tensor, "s n q"]) -> None:
+        """Replace the readings by their sites under the last layers of the last step."""
+        own, frozen, likelihood, root = self.own, self.frozen, self.likelihood, self.passes.root
+        assert own is not None
+        assert likelihood is not None
+        errors = [self._errors(frozen, j) for j in range(self.n_outputs)]
+        errors = errors if root is None else [(x / root.double()).nan_to_num(0.0, 0.0, 0.0) for x in errors]
+        ratio = torch.stack([x[..., 1:].square().sum(-1) for x in errors], -1) + 1 / frozen.count[:, None]
+        noise = frozen.noise_cov[..., 0, 0][:, None].clamp_min(LEAST)
+        residual = torch.stack([x[..., 0] for x in errors], -1)
+        scale = likelihood.sites(own, own.t - residual, ratio * noise, noise).scale
+        assert scale is not None
+        scale = torch.where(scale.isnan(), 1.0, scale)  # of a network that is lost
+        self.own = replace(own, scale=scale)
+        precision.copy_(1 / scale)
+
+    def _errors(self, frozen: FrozenLayer, j: int) -> Float[Tensor, "s n c"]:
+        """Residuals of an output, and columns whose squares add up to the variance ratio without that of the bias."""
+        k, rows, q = frozen.weights.shape[-2] - 1, self.passes.rows, self.n_outputs
+        centre = self.passes.centre[:, :k].double()
+        W, b = frozen.weights[:, j, :k], frozen.weights[:, j, k:]
+        L = Cholesky.of(frozen.inverse[:, j, :k, :k]).L
+        off = torch.cat([-centre[:, None] @ W - b, (centre - frozen.centre[:, j])[:, None] @ L], -1)
+        maps = torch.cat([torch.cat([-W, L], -1), torch.zeros_like(off).expand(-1, q, -1), off], 1)
+        maps[:, k + j, 0] = 1.0
+        return (rows @ maps.to(rows)).double()
+
     def _learn_noise(self, frozen: FrozenLayer, own: Readings, precision: Float[Tensor, "s n q"]) -> None:
         """One step of expectation maximisation for the learned noise beside the known one."""
-        k, rows = frozen.weights.shape[-2] - 1, self.passes.rows
-        centre, q = self.passes.centre[:, :k].double(), self.n_outputs
         assert own.known is not None
         scale = torch.ones_like(own.t) if own.scale is None else own.scale
         learns = (scale > 0) & torch.isfinite(scale)
-        root = torch.ones_like(rows[..., :1]) if self.passes.root is None else self.passes.root
+        root = torch.ones_like(self.passes.rows[..., :1]) if self.passes.root is None else self.passes.root
         weight = root[..., 0].double().square()
-        for j in range(q):
-            W, b, inverse = frozen.weights[:, j, :k], frozen.weights[:, j, k:], frozen.inverse[:, j]
-            L = Cholesky.of(inverse[:, :k, :k]).L
-            off = torch.cat([-centre[:, None] @ W - b, (centre - frozen.centre[:, j])[:, None] @ L], -1)
-            maps = torch.cat([torch.cat([-W, L], -1), torch.zeros_like(off).expand(-1, q, -1), off], 1)
-            maps[:, k + j, 0] = 1.0
-            errors = (rows @ maps.to(rows)).double().square()
+        for j in range(self.n_outputs):
+            W, inverse, errors = frozen.weights[:, j, :-1], frozen.inverse[:, j], self._errors(frozen, j).square()
             p, known, now = precision[..., j].double(), own.known[..., j], self.noise_var[:, j : j + 1]
             # E of a squared error of the function, of the learned part of the noise, and of the squared weights
             square = errors[..., 0] + now * (errors[..., 1:].sum(-1) + weight / frozen.count[:, j : j + 1])
