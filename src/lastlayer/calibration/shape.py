@@ -212,7 +212,7 @@ def log_density(head: ShapeHead, points: ShapePoints) -> Float[Tensor, " n"]:
 def fit_shape(points: ShapePoints) -> ShapeHead | None:
     """Fit a head, and keep it if it raises the density of points that it was not fitted to."""
     n = len(points.weight)
-    if n < FEWEST or not continuous(points.t[:, 0].numpy()) or not promising(points):
+    if not continuous(points.t[:, 0].numpy()) or not promising(points):
         return None
     large, knots = n > LARGE, min(MANY_KNOTS, max(FEW_KNOTS, n // POINTS_PER_KNOT))
     plans = [Plan(k, penalty) for k in (0, knots) for penalty in PENALTIES]

@@ -25,7 +25,7 @@ from lastlayer.data.rows import Rows
 from lastlayer.data.sources import ArraySource, Source, Without
 from lastlayer.data.validation import check_groups, seed_of, validated
 from lastlayer.ensemble.crossfit import CrossFit, Fit, cross_fit
-from lastlayer.ensemble.likelihood import best_held_out
+from lastlayer.ensemble.likelihood import chosen
 from lastlayer.ensemble.run import Run, running
 from lastlayer.ensemble.source import train_on_source
 from lastlayer.ensemble.splits import folds_for
@@ -103,11 +103,12 @@ class BLLRegressor(LastLayerRegressor):
     likelihood : {"auto", "gaussian", "lognormal", "counts", "levels", "student"}, default "auto"
         Distribution of the targets. "lognormal": positive, their logarithm is modelled (`LogPrediction`). "counts":
         whole numbers from 0 on, modelled on the scale of their square root or logarithm; "levels": the values that y
-        has in `fit`, at most 50, each with a probability (`DiscretePrediction`). "student": Student-t
-        noise, for targets with outliers, which then hardly change the function; also refuses `noise="full"`,
-        `calibration="alpha"`, `remove` and `reestimate`. All but "gaussian" refuse `noise_std`, `observations`, and
-        uses of a Gaussian such as `joint` and CasADi. "auto": of all but "student" that suit the targets, the one
-        under which held-out targets are most probable, given a small model.
+        has in `fit`, at most 50, each with a probability (`DiscretePrediction`). "student": Student-t noise, for
+        targets with outliers, which then hardly change the function; refuses `noise="full"`, `calibration="alpha"`,
+        `remove` and `reestimate`. All but "gaussian" refuse `noise_std`, `observations`, and uses of a Gaussian such as
+        `joint` and CasADi. "auto": of those that suit the targets, the one under which held-out targets are most
+        probable, given a small model; Gaussian noise then gets the shape of held-out residuals (`calibration_.shape`),
+        if that raises the density of others.
     max_epochs : int or "auto", default "auto"
         Largest number of passes over the data; networks of a mixture stop when held-out errors no longer fall. "auto":
         250, or as many as 250 to 800 mini-batch steps take; 500 with early stopping or a backbone, 60 with a source.
@@ -252,7 +253,9 @@ class BLLRegressor(LastLayerRegressor):
         by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
         used = given if by_splitter else distinct(given)
         found = candidates(self.likelihood, used)
-        likelihood = found[0] if len(found) == 1 else best_held_out(found, used)
+        plain = self.calibration == "auto" and self.noise != "full" and self.training is None and not nd
+        outliers = self.likelihood == "auto" and plain and noise_std is None and not observations
+        likelihood = found[0] if len(found) == 1 and not outliers else chosen(found, used, outliers=outliers)
         if likelihood.iterated:
             for name, refused in (("noise", "full"), ("calibration", "alpha")):
                 if isinstance(value := getattr(self, name), str) and value == refused:

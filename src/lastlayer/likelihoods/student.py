@@ -54,6 +54,12 @@ def log_evidence(nu: float, squares: ndarray) -> float:
     return float((each - (nu + 1) / 2 * np.log1p(squares / (nu * scale))).mean())
 
 
+def gain_by_tails(squares: Float[ndarray, " n"]) -> float:
+    """Gain in log density by the best t distribution over the best Gaussian, for squared residuals."""
+    gaussian = -0.5 * (math.log(2 * float(squares.mean())) + 1)
+    return max(log_evidence(nu, squares) for nu in DEGREES) - gaussian
+
+
 @dataclass(frozen=True)
 class Student(Likelihood):
     """Student-t noise: the variance over that of a typical target is 1/u, with u from Gamma(nu/2, nu/2).
@@ -62,6 +68,7 @@ class Student(Likelihood):
     """
 
     name = "student"
+    described = "the targets have outliers: noise with long tails is modelled"
     linear = False
     iterated = True
     nu: float = 4.0

@@ -22,7 +22,7 @@ from lastlayer.calibration.alpha import AlphaCurve, search_alpha, tune_alpha_on
 from lastlayer.calibration.curve import Calibration
 from lastlayer.calibration.fit import SHARPNESS, fit_curves
 from lastlayer.calibration.points import HeldOutPoints
-from lastlayer.calibration.shape import ShapePoints, fit_shape
+from lastlayer.calibration.shape import FEWEST, ShapePoints, fit_shape
 from lastlayer.data.observe import Measurements, Observations
 from lastlayer.data.rows import Points
 from lastlayer.errors import InputError
@@ -120,8 +120,8 @@ def with_shape(found: Calibration, points: HeldOutPoints) -> Calibration:
     if points.mean.shape[-1] > 1 or points.readings.known is not None or points.inputs.dim() != 2:
         logger.info("the noise has the shape of the mixture: another needs one output, a table and no known noise")
         return found
-    points = points[np.flatnonzero(points.single)]
-    shape = fit_shape(shape_points(found, points)) if len(points.weight) else None
+    single = np.flatnonzero(points.single)
+    shape = fit_shape(shape_points(found, points[single])) if len(single) >= FEWEST else None
     return found if shape is None else replace(found, shape=shape)
 
 
