@@ -60,9 +60,9 @@ def has_outliers(given: Given) -> bool:
     """Whether residuals of held-out targets have tails that a Gaussian cannot have."""
     if not given.is_table or len(given.X) < LEAST_ROWS:
         return False
-    folds = held_out(Gaussian(), given)
-    squares = np.concatenate([(f.y - f.mean) ** 2 / (f.epistemic_var + f.noise_var) for f in folds])
-    return all(gain_by_tails(column[~np.isnan(column)]) > OUTLYING for column in squares.T)
+    squares = [(f.y - f.mean) ** 2 / (f.epistemic_var + f.noise_var) for f in held_out(Gaussian(), given)]
+    columns = [column[~np.isnan(column)] for column in np.concatenate(squares).T] if squares else []
+    return bool(columns) and all(column.any() and gain_by_tails(column) > OUTLYING for column in columns)
 
 
 def held_out(likelihood: Likelihood, given: Given) -> Iterator[Fold]:
