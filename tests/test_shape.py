@@ -14,6 +14,7 @@ from scipy.stats import norm
 import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.calibration.shape import (
+    OF_LARGE_TABLES,
     PENALTIES,
     Plan,
     ShapePoints,
@@ -132,7 +133,8 @@ def test_levels_are_not_continuous_and_bounds_are():
 
 def test_large_tables_are_fitted_by_batches(monkeypatch):
     monkeypatch.setattr("lastlayer.calibration.shape.LARGE", 1000)
-    monkeypatch.setattr("lastlayer.calibration.shape.MANY_UNITS", 20)
+    small = OF_LARGE_TABLES._replace(units=20, knots=12, penalty=3.0)
+    monkeypatch.setattr("lastlayer.calibration.shape.OF_LARGE_TABLES", small)
     head = fit_shape(points(1500, humps=0.9))
     assert head.gain > 0.1
     assert len(head.u) == 20

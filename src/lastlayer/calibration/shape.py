@@ -25,14 +25,14 @@ of the points, together make up more than that share."""
 RESIDUALS, START_SHARE = (-1.5, -0.5, 0.5, 1.5), 0.05
 """First centres of the Gaussians that follow the mixture, in its standard deviations; their weight at the start."""
 FEW_KNOTS, MANY_KNOTS, POINTS_PER_KNOT = 12, 24, 100
-UNITS, MANY_UNITS, LARGE = 16, 128, 12_000
-"""Hidden units, on small and large tables; number of points from which batches are used."""
-PENALTIES, FOLDS, CHECKS = (3.0, 30.0), 4, (10, 20, 40, 80, 160)
+UNITS, LARGE = 16, 12_000
+"""Hidden units; number of points from which the plan is that of large tables."""
+PENALTIES, FOLDS, CHECKS = (3.0, 30.0), 4, (10, 20, 40, 80)
 WORTH, SURE = 0.01, 3.0
 """Least gain in held-out log density, and the number of its standard errors that it must exceed."""
 FIRST_POINTS, FIRST_STEPS, FIRST_SURE = 1_500, 15, 1.0
 """Points and iterations of the first try, and the standard errors from which the whole search is worth its time."""
-BATCH, EPOCHS, RATE = 512, 30, 1e-2
+BATCH, EPOCHS, RATE = 512, 40, 1e-2
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,9 @@ class Plan(NamedTuple):
     penalty: float
     units: int = UNITS
     batches: bool = False
+
+
+OF_LARGE_TABLES = Plan(knots=40, penalty=1.0, units=128, batches=True)
 
 
 class ShapeProblem:
@@ -216,7 +219,7 @@ def fit_shape(points: ShapePoints) -> ShapeHead | None:
         return None
     large, knots = n > LARGE, min(MANY_KNOTS, max(FEW_KNOTS, n // POINTS_PER_KNOT))
     plans = [Plan(k, penalty) for k in (0, knots) for penalty in PENALTIES]
-    plans, checks = ([Plan(knots, PENALTIES[0], MANY_UNITS, batches=True)], (0,)) if large else (plans, CHECKS)
+    plans, checks = ([OF_LARGE_TABLES], (0,)) if large else (plans, CHECKS)
     fold = np.random.default_rng(0).permutation(n) % FOLDS
     gains = np.full((len(plans), len(checks), n), np.nan)
     tried = np.arange(len(plans))
@@ -224,9 +227,9 @@ def fit_shape(points: ShapePoints) -> ShapeHead | None:
         fitted, judged = points[fold != i], points[fold == i]
         for j in tried:
             gains[j][:, fold == i] = gains_of(ShapeProblem(fitted, plans[j]), judged, checks)
-        if not i:  # the others follow the two plans that are best here
+        if not i:  # the others follow the plan that is best here
             of_plan = judged.average(gains[:, :, fold == i].transpose(2, 0, 1)).max(1)
-            tried = np.argsort(-of_plan, kind="stable")[:2]
+            tried = np.argsort(-of_plan, kind="stable")[:1]
     plans, gains = [plans[j] for j in tried], gains[tried]
     seen = ~np.isnan(gains[0, 0])
     judged, gains = points[seen], gains[:, :, seen]
