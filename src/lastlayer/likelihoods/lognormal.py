@@ -7,6 +7,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from lastlayer._internal.arrays import rows_with
+from lastlayer._internal.numbers import TINY
 from lastlayer.bayes.statistics import Readings
 from lastlayer.errors import InputError
 from lastlayer.likelihoods.base import Likelihood
@@ -16,6 +17,9 @@ from lastlayer.settings.types import Given
 
 SKEWED = 1.0
 """Skewness above which a positive target is modelled by its logarithm, if that of the logarithm is less than half."""
+
+WIDEST = 16.0
+"""Largest variance of a component, over that of all on average."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,12 @@ class LogNormal(Likelihood):
         return super().read(replace(given, y=np.log(given.y)))
 
     def predict(self, working: MixturePrediction) -> LogPrediction:
-        """Exponentiate."""
+        """Exponentiate; components far wider than all others are narrowed, as their moments would govern the whole."""
+        var, weights = working.component_var, working.weights[..., None]
+        factor = np.minimum(1.0, WIDEST * (weights * var).sum(0) / np.maximum(var, TINY))
+        if (factor < 1).any():
+            words = {"component_epistemic_var": factor * working.component_epistemic_var}
+            working = replace(working, component_noise_var=factor * working.component_noise_var, **words)
         return LogPrediction(working)
 
     def draw(
