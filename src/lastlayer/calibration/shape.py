@@ -116,9 +116,12 @@ class Plan(NamedTuple):
     penalty: float
     units: int = UNITS
     batches: bool = False
+    inside: float = 0.99
+    """Share of the held-out points that count as inside the data."""
 
 
-OF_LARGE_TABLES = Plan(knots=40, penalty=1.0, units=128, batches=True)
+OF_LARGE_TABLES = Plan(knots=40, penalty=1.0, units=128, batches=True, inside=0.7)
+"""A process that has seen some of the rows tells less well what lies outside, and a larger head errs more there."""
 
 
 class ShapeProblem:
@@ -238,9 +241,9 @@ def fit_shape(points: ShapePoints) -> ShapeHead | None:
     logger.info("shape of the noise: held-out log density %+.3f by %s", judged.average(gain), plans[best[0]])
     if not is_gain(gain, judged.weight.numpy(), least=WORTH, sure=SURE):
         return None
-    problem = ShapeProblem(points, plans[best[0]])
+    problem = ShapeProblem(points, plan := plans[best[0]])
     head = problem.head(problem.best(checks[: best[1] + 1]))
-    reach = float(weighted_quantile(points.cost, points.weight, torch.tensor([0.99]))[0])
+    reach = float(weighted_quantile(points.cost, points.weight, torch.tensor([plan.inside]))[0])
     return replace(head, reach=reach, gain=float(judged.average(gain)))
 
 
