@@ -106,7 +106,7 @@ class Trainer:
 
     def _together(self, jobs: Sequence[Callable[[], list[nn.Module]]], stop: Event) -> list[list[nn.Module]]:
         """Run jobs, on a processor side by side: threads that wait for none gain more than those of torch."""
-        if self.rows.main.X.device.type != "cpu":
+        if self.rows.main.X.device.type != "cpu" or self.rows.beside:  # forward derivatives belong to one thread
             return [job() for job in jobs]
         cores = torch.get_num_threads()
         with threads(max(1, cores // len(jobs))):

@@ -256,12 +256,8 @@ class BLLRegressor(LastLayerRegressor):
         plain = self.calibration == "auto" and self.noise != "full" and self.training is None and not nd
         outliers = self.likelihood == "auto" and plain and noise_std is None and not observations
         likelihood = found[0] if len(found) == 1 and not outliers else chosen(found, used, outliers=outliers)
-        if likelihood.iterated:
-            for name, refused in (("noise", "full"), ("calibration", "alpha")):
-                if isinstance(value := getattr(self, name), str) and value == refused:
-                    likelihood.check_fixed(f'{name}="{refused}"')
-            if options_of(self.training).bias_prior == "shared":
-                likelihood.check_fixed('bias_prior="shared"')
+        if not isinstance(likelihood, Gaussian):
+            likelihood.check_options(self.noise, self.calibration, options_of(self.training).bias_prior)
         rows = Rows.of(used, likelihood)
         shape = replace(rows.shape, validation=validation_data is not None)
         asked = {"likelihood": likelihood.name, "shape": self.likelihood == "auto" and isinstance(likelihood, Gaussian)}

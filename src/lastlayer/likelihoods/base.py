@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -207,6 +207,9 @@ class Likelihood:
                 f'{use} needs Gaussian predictions of the targets, and this model has likelihood="{self.name}": fit '
                 f'one with likelihood="gaussian"{instead}'
             )
+
+    def check_options(self, noise: Any, calibration: Any, bias_prior: str) -> None:
+        """Raise an error for parameters of a fit that cannot be combined with it."""
 
     def check_fixed(self, use: str) -> None:
         """Raise an error where rows must keep the weight they were given."""

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -56,12 +56,14 @@ class Discrete(Likelihood):
         lower, upper = (torch.from_numpy(np.where(np.isnan(t), 0.0, edge)) for edge in edges)
         return replace(super().read(replace(given, y=t)), lower=lower, upper=upper)
 
+    def check_options(self, noise: Any, calibration: Any, bias_prior: str) -> None:
+        if isinstance(noise, str) and noise == "full":
+            raise InputError(f'likelihood="{self.name}" needs outputs with independent noise: leave noise at "auto"')
+
     def log_marginal(self, r: HeldOutReadings, p: Predicted, tails: tuple[float, float] = NO_TAILS) -> Marginal:
         """Log masses of cells, and their slopes."""
-        if r.correlation is not None or r.log_known is not None:
-            raise InputError(
-                f'likelihood="{self.name}" needs outputs with independent, unknown noise: noise="diagonal"'
-            )
+        assert r.correlation is None
+        assert r.log_known is None
         ops, (share, wider) = NumPyOps, tails
         log_narrow, *narrow = _mass(r, p, 0.0)
         log_wide, *wide = _mass(r, p, wider)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,6 +81,12 @@ class Student(Likelihood):
         fine = len(self.shares) == len(FACTORS) and min(self.shares) >= 0 and abs(sum(self.shares) - 1) < 1e-6
         if not (fine and 0 < self.nu < math.inf):
             raise ValueError(f"nu={self.nu} and shares={self.shares} are no Student-t noise")
+
+    def check_options(self, noise: Any, calibration: Any, bias_prior: str) -> None:
+        asked = {"noise": (noise, "full"), "calibration": (calibration, "alpha"), "bias_prior": (bias_prior, "shared")}
+        for name, (value, refused) in asked.items():
+            if isinstance(value, str) and value == refused:
+                self.check_fixed(f'{name}="{refused}"')
 
     def read(self, given: Given) -> Readings:
         """Read targets with a factor on the noise of each."""

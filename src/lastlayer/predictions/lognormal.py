@@ -100,6 +100,8 @@ class LogPrediction(Prediction):
 
     def interval(self, level: float = 0.95, *, method: str = "quantile") -> Bounds:
         lower, upper = self.log.interval(level, method=method)
+        if method == "quantile":
+            return _exp(lower), _exp(upper)
         with np.errstate(over="ignore"):  # a conformal interval may be infinite
             return np.exp(lower), np.exp(upper)
 
