@@ -265,6 +265,8 @@ class BLLRegressor(LastLayerRegressor):
         with running(self.n_jobs, self.verbose, self.progress, self.training) as run:
             run.digest = "" if run.checkpoint is None else digest_of(given.X, given.y, given.weight)
             _note(given, rows, settings)
+            if likelihood.described:
+                logger.info('likelihood "%s": %s', likelihood.name, likelihood.described)
             rows = rows.to(settings.place.device, DTYPES[settings.place.dtype])
             splits = folds_for(settings, rows, splitter=self.calibration, labels=groups)
             fits = cross_fit(rows, splits, Architecture(settings, self.backbone), run)
