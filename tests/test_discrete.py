@@ -128,6 +128,16 @@ def test_draws_are_values_and_what_is_no_value_has_no_mass():
     assert list(p.to_frame().columns)[:2] == ["y0_mean", "y0_std"]
 
 
+def test_the_calibration_error_of_targets_drawn_from_the_prediction_is_zero():
+    m = 20_000
+    mean, zero = np.random.default_rng(0).normal(1.5, 1, (m, 1)), np.zeros((m, 1))
+    of = lambda var: MixturePrediction.gaussian(mean, epistemic_var=zero, noise_var=var + zero, affine_cost=zero[:, 0])
+    p, narrow = (DiscretePrediction(of(var), (GRADES,)) for var in (0.5, 0.1))
+    y = p.sample(1, random_state=0)[0]
+    assert metrics.calibration_error(p, y) < 0.01
+    assert metrics.calibration_error(narrow, y) > 0.05
+
+
 @pytest.mark.parametrize("missing", [False, True])
 def test_slopes_of_held_out_masses_are_differences(missing):
     rng, (c, n, q) = np.random.default_rng(0), (3, 5, 2)

@@ -99,7 +99,13 @@ def calibration_error(prediction: Prediction, y: ndarray, levels: Float[ndarray,
     levels : ndarray of shape (l,), default LEVELS
         Probabilities of the intervals: 0.05, 0.1, ..., 0.95.
     """
-    inside = np.abs(2 * prediction.with_output_axis().cdf(y) - 1)[..., None] <= np.asarray(levels)
+    p, levels = prediction.with_output_axis(), np.asarray(levels)
+    below = p.cdf(y)[..., None]
+    inside = np.abs(2 * below - 1) <= levels
+    if p.discrete:  # the share of the probability of the value
+        mass = np.exp(p.log_prob(y, per_output=True))[..., None]
+        common = np.minimum(below, (1 + levels) / 2) - np.maximum(below - mass, (1 - levels) / 2)
+        inside = np.maximum(common, 0.0) / np.maximum(mass, np.finfo(float).tiny)
     return float(np.abs(inside.mean((0, 1)) - levels).mean())
 
 

@@ -10,12 +10,14 @@ from lastlayer.tables.regressor import TableRegressor
 
 MEASURED = ("held_out", "importance")
 """Entries of the card that `lastlayer fit` measures on held-out rows."""
+SHAPED = "the noise is not bell-shaped: its shape is modelled"
 
 
 def explain(model: TableRegressor) -> dict[str, Any]:
     """Collect settings, noise, alpha, calibration, training ranges of the inputs and condition of the features."""
     schema, card = model.schema_, model.card_
     noise = zip(schema.targets, model.noise_std_.tolist(), strict=True)
+    shaped = model.calibration_ is not None and model.calibration_.shape is not None
     return {
         "card": {name: value for name, value in card.items() if name not in MEASURED},
         **{name: card.get(name) for name in MEASURED},
@@ -31,7 +33,7 @@ def explain(model: TableRegressor) -> dict[str, Any]:
         "features": _features(model),
         "settings": model.settings_.to_json(),
         "modelled": model.fitted_.likelihood.modelled,
-        "described": model.fitted_.likelihood.described,
+        "described": model.fitted_.likelihood.described or (SHAPED if shaped else ""),
     }
 
 
