@@ -93,22 +93,20 @@ def test_large_counts_are_summed_at_some_values():
     np.testing.assert_allclose(p.crps(y), LogPrediction(working).crps(y), rtol=5e-3)  # counts are nearly continuous
 
 
-def test_intervals_hold_their_probability_with_no_value_to_spare():
-    p = DiscretePrediction(mixture(), (GRADES, Whole("sqrt")))
-    lower, upper = p.interval(0.8)
-    inside = np.exp(sum_of_masses(p, lower, upper))
-    assert (inside >= 0.8).all()
-    shorter = np.maximum(np.exp(sum_of_masses(p, above(p, lower), upper)), 0)
-    assert ((shorter < 0.8) | (lower == upper)).all()
-
-
-def above(p: DiscretePrediction, values: np.ndarray) -> np.ndarray:
-    return np.stack([c.value(c.below(v) + 1) for c, v in zip(p.cells, values.T, strict=True)], -1)
-
-
-def sum_of_masses(p: DiscretePrediction, lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        return np.log(p.cdf(upper) - p.cdf(lower) + np.exp(p.log_prob(lower, per_output=True)))
+def test_intervals_hold_their_probability_and_drop_a_value_where_the_rest_does():
+    m, level = 300, 0.8
+    mean, zero = np.random.default_rng(0).uniform(0, 4, (m, 2)), np.zeros((m, 2))
+    words = {"epistemic_var": zero, "noise_var": zero + 0.4, "affine_cost": zero[:, 0]}
+    p = DiscretePrediction(MixturePrediction.gaussian(mean, **words), (GRADES, Whole("sqrt")))
+    mass_of = lambda lower, upper: p.cdf(upper) - p.cdf(lower) + np.exp(p.log_prob(lower, per_output=True))
+    (lower, upper), (low, high) = p.interval(level), p.quantile([(1 - level) / 2, (1 + level) / 2])
+    assert (mass_of(lower, upper) >= level).all()
+    ends = np.exp([p.log_prob(low, per_output=True), p.log_prob(high, per_output=True)])
+    spare = (mass_of(low, high) - level >= ends.min(0)) & (low < high)
+    np.testing.assert_array_equal((lower > low) | (upper < high), spare)
+    assert (lower > low).any()
+    assert (upper < high).any()
+    assert not ((lower > low) & (upper < high)).any()
 
 
 def test_draws_are_values_and_what_is_no_value_has_no_mass():

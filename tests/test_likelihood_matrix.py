@@ -147,6 +147,7 @@ def test_files_conformal_intervals_scores_and_held_out_rows(kind, tmp_path):
 
 def test_derivatives_do_not_meet_threads_of_training(monkeypatch):
     monkeypatch.setattr("lastlayer.ensemble.train.ROWS_PER_CORE", 10)
+    monkeypatch.setattr("lastlayer.ensemble.train.ThreadPoolExecutor", None)
     X, threads = inputs()[:25], torch.get_num_threads()
     torch.set_num_threads(2)
     try:
