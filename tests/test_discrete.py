@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from lastlayer import BLLRegressor
 from lastlayer._internal.density import log_interval_mass
 from lastlayer.data.observe import Derivative
-from lastlayer.ensemble.likelihood import best_held_out
-from lastlayer.likelihoods import Counts, Gaussian, LogNormal, Ordinal, candidates
+from lastlayer.dynamics import DynamicsModel, Episode
+from lastlayer.ensemble import likelihood
+from lastlayer.ensemble.likelihood import best_held_out, candidates
+from lastlayer.likelihoods import Counts, Gaussian, LogNormal, Ordinal
 from lastlayer.likelihoods.base import HeldOutReadings, Predicted
 from lastlayer.predictions import metrics
 from lastlayer.predictions.discrete import LINKS, DiscretePrediction, Levels, Whole
@@ -247,3 +249,28 @@ def test_targets_that_are_no_values_are_refused():
     )
     model = BLLRegressor(likelihood="levels", **FAST).fit(X, y % 3)
     refused("the levels that y had in fit", model.update, X, y + 7)
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_what_cannot_look_ahead_is_gaussian():
+    X, y = counts(80)
+    words = {"preset": "fast", "hidden": (4,), "max_epochs": 1, "random_state": 0}
+    assert BLLRegressor(**words).fit(X, y).settings_.layer.likelihood == "counts"
+    streamed = BLLRegressor(**words).partial_fit(X, y)
+    assert (streamed.likelihood, streamed.settings_.layer.likelihood) == ("auto", "gaussian")
+    episodes = [Episode(part[:, None], X[:19]) for part in y.reshape(4, 20)]
+    learned = DynamicsModel(regressor=BLLRegressor(**words)).fit(episodes).regressor_.settings_.layer
+    assert (learned.likelihood, learned.shape) == ("gaussian", False)
+    asked = DynamicsModel(regressor=BLLRegressor(likelihood="counts", **words))
+    refused("a DynamicsModel, whose steps add up, needs Gaussian", asked.fit, episodes)
+
+
+def test_choosing_takes_some_rows_of_a_large_table_and_refusals_name_the_row(monkeypatch):
+    monkeypatch.setattr(likelihood, "MOST_ROWS", 100)
+    X, y = counts(400)
+    folds = list(likelihood.held_out(Counts("log"), Given(X, y[:, None])))
+    assert sum(len(fold.y) for fold in folds) == 100
+    wrong = np.where(np.arange(400) == 321, 0.5, y)
+    refused(
+        r"other values in 1 rows \(first: 0.5 in row 321\)", BLLRegressor(likelihood="counts", **FAST).fit, X, wrong
+    )

@@ -12,7 +12,8 @@ import lastlayer
 from lastlayer import BLLRegressor
 from lastlayer.data.observe import Derivative
 from lastlayer.dynamics import DynamicsModel, Episode
-from lastlayer.likelihoods import Gaussian, LogNormal, candidates
+from lastlayer.ensemble.likelihood import candidates
+from lastlayer.likelihoods import Gaussian, LogNormal
 from lastlayer.online import OnlineModel
 from lastlayer.predictions.lognormal import LogPrediction
 from lastlayer.predictions.metrics import coverage, crps, log_predictive_density, rmse

@@ -16,7 +16,7 @@ from lastlayer import BLLRegressor
 from lastlayer.calibration.shape import (
     OF_LARGE_TABLES,
     PENALTIES,
-    Plan,
+    Recipe,
     ShapePoints,
     ShapeProblem,
     continuous,
@@ -33,7 +33,7 @@ from lastlayer.integrations.onnx import to_onnx
 from lastlayer.online import OnlineModel
 from lastlayer.predictor import revisions
 
-KINDS = [Plan(0, PENALTIES[0], units=3), Plan(12, PENALTIES[1], units=3)]
+KINDS = [Recipe(0, PENALTIES[0], units=3), Recipe(12, PENALTIES[1], units=3)]
 
 
 def points(n: int = 300, d: int = 2, seed: int = 0, *, humps: float = 0.0, skew: bool = False) -> ShapePoints:
@@ -67,18 +67,18 @@ def without(fitted):
     return replace(fitted, calibration=replace(fitted.calibration, shape=None))
 
 
-@pytest.mark.parametrize("plan", KINDS)
-def test_gradient_is_that_of_finite_differences(plan):
-    problem = ShapeProblem(points(40), plan)
+@pytest.mark.parametrize("recipe", KINDS)
+def test_gradient_is_that_of_finite_differences(recipe):
+    problem = ShapeProblem(points(40), recipe)
     x = problem.start.numpy() + 0.3 * np.random.default_rng(0).normal(size=len(problem.start))
     slow = approx_fprime(x, lambda x: problem.value(x)[0], 1e-6)
     assert np.abs(problem.value(x)[1] - slow).max() <= 1e-4 * np.abs(slow).max()
 
 
-@pytest.mark.parametrize("plan", KINDS)
-def test_it_starts_near_the_mixture_and_without_other_weights_it_is_the_mixture(plan):
+@pytest.mark.parametrize("recipe", KINDS)
+def test_it_starts_near_the_mixture_and_without_other_weights_it_is_the_mixture(recipe):
     given = points()
-    problem = ShapeProblem(given, plan)
+    problem = ShapeProblem(given, recipe)
     start = problem.head(problem.start)
     gain = log_density(start, given) - given.log_density[:, 0]
     assert gain.min() > np.log(0.85)
@@ -93,8 +93,8 @@ def test_a_weight_of_k_is_k_copies():
     given = points(60, skew=True)
     times = torch.from_numpy(np.random.default_rng(0).integers(1, 4, 60))
     weighted, copied = replace(given, weight=times.double()), given[torch.arange(60).repeat_interleave(times)]
-    for plan in KINDS:
-        one, two = ShapeProblem(weighted, plan), ShapeProblem(copied, plan)
+    for recipe in KINDS:
+        one, two = ShapeProblem(weighted, recipe), ShapeProblem(copied, recipe)
         x = one.start.numpy() + 0.1
         assert_allclose(one.value(x)[0], two.value(x)[0])
         assert_allclose(one.value(x)[1], two.value(x)[1], atol=1e-9)

@@ -106,9 +106,10 @@ class Readings:
 
     @classmethod
     def joined(cls, parts: "Sequence[Readings]", join: Callable[[list[Tensor]], Tensor]) -> "Readings":
-        """Join the tensors of several readings; those that only some of them have are filled in."""
-        filled = {"scale": torch.ones_like, "known": torch.zeros_like, "lower": torch.clone, "upper": torch.clone}
-        tensors = {"t": join([part.t for part in parts])}
+        """Join the tensors of several readings; noise that only some of them have is filled in."""
+        filled = {"scale": torch.ones_like, "known": torch.zeros_like}
+        always = ("t",) if parts[0].lower is None else ("t", "lower", "upper")
+        tensors = {name: join([getattr(part, name) for part in parts]) for name in always}
         for name, fill in filled.items():
             own = [getattr(part, name) for part in parts]
             if any(x is not None for x in own):

@@ -26,7 +26,7 @@ RESIDUALS, START_SHARE = (-1.5, -0.5, 0.5, 1.5), 0.05
 """First centres of the Gaussians that follow the mixture, in its standard deviations; their weight at the start."""
 FEW_KNOTS, MANY_KNOTS, POINTS_PER_KNOT = 12, 24, 100
 UNITS, LARGE = 16, 12_000
-"""Hidden units; number of points from which the plan is that of large tables."""
+"""Hidden units; number of points from which the recipe is that of large tables."""
 PENALTIES, FOLDS, CHECKS = (3.0, 30.0), 4, (10, 20, 40, 80)
 WORTH, SURE = 0.01, 3.0
 """Least gain in held-out log density, and the number of its standard errors that it must exceed."""
@@ -109,7 +109,7 @@ def continuous(y: Float[ndarray, " n"]) -> bool:
     return 2 * len(inner) > len(y) and bool(often.sum() <= COMMON * len(inner))
 
 
-class Plan(NamedTuple):
+class Recipe(NamedTuple):
     """What a head is fitted with."""
 
     knots: int
@@ -120,23 +120,23 @@ class Plan(NamedTuple):
     """Share of the held-out points that count as inside the data."""
 
 
-OF_LARGE_TABLES = Plan(knots=40, penalty=1.0, units=128, batches=True, inside=0.7)
+OF_LARGE_TABLES = Recipe(knots=40, penalty=1.0, units=128, batches=True, inside=0.7)
 """A process that has seen some of the rows tells less well what lies outside, and a larger head errs more there."""
 
 
 class ShapeProblem:
     """Negative log density of the points plus a ridge penalty, as a function of the numbers of a head."""
 
-    def __init__(self, points: ShapePoints, plan: Plan) -> None:
-        self.points, self.plan = points, plan
+    def __init__(self, points: ShapePoints, recipe: Recipe) -> None:
+        self.points, self.recipe = points, recipe
         inputs, weight = points.inputs(), points.weight / points.weight.sum()
         self.low, self.high = inputs.amin(0), inputs.amax(0)
         self.centre = weight @ inputs
         self.scale = (weight @ (inputs - self.centre).square()).sqrt()
         self.scale = torch.where(self.scale > 1e-9 * self.centre.abs().clamp_min(1.0), self.scale, math.inf)
         n_follow = 1 + len(RESIDUALS)
-        knots, spacing = _knots(points.t[:, 0], points.weight, plan.knots)
-        g, d, h = n_follow + len(knots), inputs.shape[1], plan.units
+        knots, spacing = _knots(points.t[:, 0], points.weight, recipe.knots)
+        g, d, h = n_follow + len(knots), inputs.shape[1], recipe.units
         self.follows = (torch.arange(g) < n_follow).double()
         self.free = torch.stack([torch.ones(g), *[self.follows] * 2]).double()
         self.free[1:, 0] = 0.0
@@ -164,7 +164,7 @@ class ShapeProblem:
         """Objective to be minimised; of some of the points, scaled to the weight of all."""
         points = self.points if rows is None else self.points[rows]
         weight = points.weight if rows is None else points.weight * (len(self.points.weight) / len(rows))
-        away = 0.5 * self.plan.penalty * x[: -3 * len(self.follows)].square().sum()
+        away = 0.5 * self.recipe.penalty * x[: -3 * len(self.follows)].square().sum()
         away = away + 0.5 * x[-3 * len(self.follows) :].square().sum()
         return away - weight @ log_density(self.head(x), points)
 
@@ -177,7 +177,7 @@ class ShapeProblem:
 
     def best(self, checks: tuple[int, ...], watch: Callable[[Tensor], bool] = lambda _: False) -> Tensor:
         """Minimise; the numbers after so many iterations are shown to `watch`, which may end it."""
-        if self.plan.batches:
+        if self.recipe.batches:
             return self.by_batches()
         step, found = 0, self.start
 
@@ -220,31 +220,25 @@ def fit_shape(points: ShapePoints) -> ShapeHead | None:
     n = len(points.weight)
     if not continuous(points.t[:, 0].numpy()) or not promising(points):
         return None
-    large, knots = n > LARGE, min(MANY_KNOTS, max(FEW_KNOTS, n // POINTS_PER_KNOT))
-    plans = [Plan(k, penalty) for k in (0, knots) for penalty in PENALTIES]
-    plans, checks = ([OF_LARGE_TABLES], (0,)) if large else (plans, CHECKS)
+    knots = min(MANY_KNOTS, max(FEW_KNOTS, n // POINTS_PER_KNOT))
+    recipes = [Recipe(k, penalty) for k in (0, knots) for penalty in PENALTIES]
+    recipes, checks = ([OF_LARGE_TABLES], (0,)) if n > LARGE else (recipes, CHECKS)
     fold = np.random.default_rng(0).permutation(n) % FOLDS
-    gains = np.full((len(plans), len(checks), n), np.nan)
-    tried = np.arange(len(plans))
-    for i in range(1 if large else FOLDS):
-        fitted, judged = points[fold != i], points[fold == i]
-        for j in tried:
-            gains[j][:, fold == i] = gains_of(ShapeProblem(fitted, plans[j]), judged, checks)
-        if not i:  # the others follow the plan that is best here
-            of_plan = judged.average(gains[:, :, fold == i].transpose(2, 0, 1)).max(1)
-            tried = np.argsort(-of_plan, kind="stable")[:1]
-    plans, gains = [plans[j] for j in tried], gains[tried]
-    seen = ~np.isnan(gains[0, 0])
-    judged, gains = points[seen], gains[:, :, seen]
-    best = np.unravel_index(np.argmax(judged.average(gains.transpose(2, 0, 1))), gains.shape[:2])
-    gain = gains[best]
-    logger.info("shape of the noise: held-out log density %+.3f by %s", judged.average(gain), plans[best[0]])
-    if not is_gain(gain, judged.weight.numpy(), least=WORTH, sure=SURE):
+    parts = [(points[fold != i], points[fold == i]) for i in range(FOLDS)]
+    first = [gains_of(ShapeProblem(parts[0][0], recipe), parts[0][1], checks) for recipe in recipes]
+    best = int(np.argmax([parts[0][1].average(gains.T).max() for gains in first]))
+    recipe, parts = recipes[best], parts[:1] if recipes[best].batches else parts
+    others = [gains_of(ShapeProblem(fitted, recipe), judged, checks) for fitted, judged in parts[1:]]
+    gains, weight = np.concatenate([first[best], *others], 1), np.concatenate([each.weight for _, each in parts])
+    steps = int(np.argmax(np.average(gains, axis=1, weights=weight)))
+    gain = float(np.average(gains[steps], weights=weight))
+    logger.info("shape of the noise: held-out log density %+.3f by %s", gain, recipe)
+    if not is_gain(gains[steps], weight, least=WORTH, sure=SURE):
         return None
-    problem = ShapeProblem(points, plan := plans[best[0]])
-    head = problem.head(problem.best(checks[: best[1] + 1]))
-    reach = float(weighted_quantile(points.cost, points.weight, torch.tensor([plan.inside]))[0])
-    return replace(head, reach=reach, gain=float(judged.average(gain)))
+    problem = ShapeProblem(points, recipe)
+    head = problem.head(problem.best(checks[: steps + 1]))
+    reach = float(weighted_quantile(points.cost, points.weight, torch.tensor([recipe.inside]))[0])
+    return replace(head, reach=reach, gain=gain)
 
 
 def promising(points: ShapePoints) -> bool:
@@ -256,9 +250,10 @@ def promising(points: ShapePoints) -> bool:
         return True
     order = np.random.default_rng(1).permutation(n)[: max(FIRST_POINTS, n // 4)]
     halves = [points[order[::2]], points[order[1::2]]]
-    for plan in (Plan(0, PENALTIES[1]), Plan(FEW_KNOTS, PENALTIES[1])):
+    for recipe in (Recipe(0, PENALTIES[1]), Recipe(FEW_KNOTS, PENALTIES[1])):
         gains = [
-            gains_of(ShapeProblem(fitted, plan), judged, (FIRST_STEPS,))[0] for fitted, judged in (halves, halves[::-1])
+            gains_of(ShapeProblem(fitted, recipe), judged, (FIRST_STEPS,))[0]
+            for fitted, judged in (halves, halves[::-1])
         ]
         weight = torch.cat([judged.weight for judged in halves[::-1]]).numpy()
         if is_gain(np.concatenate(gains), weight, least=0.0, sure=FIRST_SURE):

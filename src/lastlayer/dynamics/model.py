@@ -12,9 +12,9 @@ from sklearn.exceptions import NotFittedError
 
 from lastlayer.dynamics.data import Episode, EpisodeFolds, Lags, check_episodes
 from lastlayer.dynamics.rollout import Feedback, Propagation, Rollout, SampledWeights, Unscented
+from lastlayer.ensemble.likelihood import candidates
 from lastlayer.errors import InputError, check_choice
 from lastlayer.estimators.regressor import BLLRegressor
-from lastlayer.likelihoods import candidates
 from lastlayer.predictions.metrics import coverage, rmse
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.settings.types import Given
@@ -56,9 +56,9 @@ class DynamicsModel:
         table, regressor = self.lags.table(listed), clone(self.regressor)
         groups = {}
         if isinstance(regressor, BLLRegressor):
-            candidates(regressor.likelihood, Given(table.X, table.targets))[0].check_linear(
-                "a DynamicsModel, whose steps add up,"
-            )
+            regressor.likelihood = "gaussian" if regressor.likelihood == "auto" else regressor.likelihood
+            likelihood = candidates(regressor.likelihood, Given(table.X, table.targets))[0]
+            likelihood.check_linear("a DynamicsModel, whose steps add up,")
             if len(listed) > 1 or regressor.calibration == "auto":  # rows of an episode are held out together
                 groups = {"groups": table.episode}
             if regressor.calibration == "auto" and regressor.preset != "evidence":

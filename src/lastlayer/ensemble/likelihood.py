@@ -13,10 +13,10 @@ from torch import Tensor
 from lastlayer.bayes.evidence import by_evidence
 from lastlayer.bayes.features import affine_features
 from lastlayer.data.rows import Rows
-from lastlayer.likelihoods.base import Gaussian, Likelihood
+from lastlayer.errors import unknown_choice
+from lastlayer.likelihoods import Gaussian, Likelihood
 from lastlayer.likelihoods.student import Student, gain_by_tails
 from lastlayer.networks.mlp import PiecewiseEncoding
-from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.settings.types import Given
 
 FOLDS, BINS, WAVES, MOST_FEATURES, MOST_ROWS = 5, 8, 64, 256, 2_000
@@ -34,31 +34,45 @@ class Fold(NamedTuple):
     epistemic_var: Float[ndarray, "n q"]
     noise_var: Float[ndarray, " q"]
 
-    def score(self, likelihood: Likelihood) -> float:
-        """Sum of the log densities of the targets."""
-        cost = np.zeros(len(self.y))
-        words = {"epistemic_var": self.epistemic_var, "noise_var": self.noise_var, "affine_cost": cost}
-        working = MixturePrediction.gaussian(self.mean, **words)
-        return float(self.weight @ likelihood.predict(working).log_prob(self.y))
+
+def chosen(asked: str, given: Given, *, plain: bool) -> Likelihood:
+    """The likelihood asked for, or that which suits the rows best; `plain`: no option that Student-t noise refuses."""
+    found = candidates(asked, given)
+    if asked != "auto":
+        found[0].read(given)  # refuses targets by their place in the table
+    best = found[0] if len(found) == 1 else best_held_out(found, given)
+    suspected = asked == "auto" and plain and isinstance(best, Gaussian)
+    return Student() if suspected and has_outliers(given) else best
 
 
-def chosen(candidates: Sequence[Likelihood], given: Given, *, outliers: bool) -> Likelihood:
-    """The best of the candidates; if `outliers`, Student-t noise in place of Gaussian noise where targets have some."""
-    best = candidates[0] if len(candidates) == 1 else best_held_out(candidates, given)
-    return Student() if outliers and isinstance(best, Gaussian) and has_outliers(given) else best
+def candidates(asked: str, given: Given) -> list[Likelihood]:
+    """Likelihoods to choose from: the forms of the one asked for, or of all that suit the rows."""
+    kinds, y, partly_known = Likelihood.KINDS, given.y, given.noise_std is not None or bool(given.observations)
+    if asked not in (*kinds, "auto"):
+        raise unknown_choice("likelihood", asked, [*kinds, "auto"])
+    if asked == "auto" and partly_known:
+        return [Gaussian()]
+    if asked != "auto":
+        found = kinds[asked].candidates(y)
+        if partly_known:
+            found[0].check_linear("noise_std or observations")
+        return found
+    found = [form for kind in kinds.values() if kind.suits(y) for form in kind.candidates(y)]
+    return [form for form in found if form.discrete] or [*found, Gaussian()]
 
 
-def best_held_out(candidates: Sequence[Likelihood], given: Given) -> Likelihood:
+def best_held_out(found: Sequence[Likelihood], given: Given) -> Likelihood:
     """The likelihood under which held-out targets are most probable, given an exact linear model of fixed features."""
     if not given.is_table or len(given.X) < FOLDS:
-        return candidates[0]
-    scores = [sum(fold.score(likelihood) for fold in held_out(likelihood, given)) for likelihood in candidates]
-    return candidates[int(np.argmax(np.nan_to_num(scores, nan=-np.inf)))]
+        return found[0]
+    score = lambda one: sum(float(f.weight @ one.log_density(f.y, *f[2:])) for f in held_out(one, given))
+    return found[int(np.argmax(np.nan_to_num([score(one) for one in found], nan=-np.inf)))]
 
 
 def has_outliers(given: Given) -> bool:
     """Whether residuals of held-out targets have tails that a Gaussian cannot have."""
-    if not given.is_table or len(given.X) < LEAST_ROWS:
+    known = given.noise_std is not None or bool(given.observations)
+    if known or not given.is_table or len(given.X) < LEAST_ROWS:
         return False
     squares = [(f.y - f.mean) ** 2 / (f.epistemic_var + f.noise_var) for f in held_out(Gaussian(), given)]
     columns = [column[~np.isnan(column)] for column in np.concatenate(squares).T] if squares else []
@@ -67,23 +81,22 @@ def has_outliers(given: Given) -> bool:
 
 def held_out(likelihood: Likelihood, given: Given) -> Iterator[Fold]:
     """Predictions of some rows, each by a small model of the others."""
-    rng, rows = np.random.default_rng(0), Rows.of(given, likelihood)
-    assert rows.scales is not None
-    group = np.arange(len(given.X)) if given.groups is None else given.groups
+    rng, group = np.random.default_rng(0), np.arange(len(given.X)) if given.groups is None else given.groups
     some = np.sort(rng.permutation(len(given.X))[:MOST_ROWS])
-    fold = rng.permutation(int(group.max()) + 1)[group][some] % FOLDS
-    main, scales = rows.main.take(some), rows.scales.targets
-    linear, weight = _features(main.X), np.ones(len(some)) if given.weight is None else given.weight[some]
+    fold, n = rng.permutation(int(group.max()) + 1)[group][some] % FOLDS, len(some)
+    weight, y = np.ones(n) if given.weight is None else given.weight[some], given.y[some]
+    rows = Rows.of(Given(given.X[some], y, weight), likelihood)
+    assert rows.scales is not None
+    main, scales, linear = rows.main, rows.scales.targets, _features(rows.main.X)
     Phi = affine_features(linear(main.X))
-    parts = [np.flatnonzero(fold == k) for k in range(FOLDS)]
-    parts = [part for part in parts if 0 < len(part) < len(some)]
-    sums = [main.take(np.setdiff1d(np.arange(len(some)), part)).statistics(linear) for part in parts]
+    parts = [part for part in (np.flatnonzero(fold == k) for k in range(FOLDS)) if 0 < len(part) < n]
+    sums = [main.take(np.setdiff1d(np.arange(n), part)).statistics(linear) for part in parts]
     for part, posterior in zip(parts, by_evidence(sums), strict=True):
         found = posterior.predict(Phi[torch.from_numpy(part)])
         noise = found.noise_cov.diagonal() * scales.scale.square()
         cost = found.variance_ratio if found.variance_ratio.dim() > 1 else found.variance_ratio[:, None]
         mean = (found.mean * scales.scale + scales.mean).numpy()
-        yield Fold(given.y[some[part]], weight[part], mean, (cost * noise).numpy(), noise.numpy())
+        yield Fold(y[part], weight[part], mean, (cost * noise).numpy(), noise.numpy())
 
 
 def _features(Z: Float[Tensor, "m d"]) -> "partial[Tensor]":

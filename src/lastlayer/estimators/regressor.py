@@ -33,7 +33,7 @@ from lastlayer.errors import CopiesWarning, FlooredNoiseWarning, InputError, Mis
 from lastlayer.estimators.base import LastLayerRegressor, with_gradients
 from lastlayer.estimators.held_out import HeldOutRows
 from lastlayer.estimators.stage import FeatureStage
-from lastlayer.likelihoods import NAMES, Gaussian, candidates
+from lastlayer.likelihoods import NAMES, Gaussian
 from lastlayer.networks.architecture import Architecture
 from lastlayer.networks.mlp import copied
 from lastlayer.predictor import revisions
@@ -252,10 +252,8 @@ class BLLRegressor(LastLayerRegressor):
         given = validated(self, X, y, sample_weight, groups=groups, nd=nd, partly=True, **known)
         by_splitter = not (self.calibration is None or isinstance(self.calibration, str))
         used = given if by_splitter else distinct(given)
-        found = candidates(self.likelihood, used)
         plain = self.calibration == "auto" and self.noise != "full" and self.training is None and not nd
-        outliers = self.likelihood == "auto" and plain and noise_std is None and not observations
-        likelihood = found[0] if len(found) == 1 and not outliers else chosen(found, used, outliers=outliers)
+        likelihood = Gaussian() if self.likelihood == "gaussian" else chosen(self.likelihood, used, plain=plain)
         if not isinstance(likelihood, Gaussian):
             likelihood.check_options(self.noise, self.calibration, options_of(self.training).bias_prior)
         rows = Rows.of(used, likelihood)

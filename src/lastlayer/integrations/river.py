@@ -26,8 +26,8 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
 
     Parameters
     ----------
-    model : BLLRegressor or OnlineModel, default BLLRegressor(preset="fast", likelihood="gaussian", random_state=0)
-        The model to fit or update. A fitted one is copied and updated from there.
+    model : BLLRegressor or OnlineModel, default BLLRegressor(preset="fast", random_state=0)
+        The model to fit by `partial_fit` or to update. A fitted one is copied and updated from there.
     memory : Memory, default KeepAll()
         What happens to old rows, as in `OnlineModel`; not allowed with an `OnlineModel`, which has its own.
     warm_up : int, default 200
@@ -129,12 +129,13 @@ class RiverRegressor(base.Regressor):  # type: ignore[misc]
         return {"check_emerging_features", "check_disappearing_features", "check_radically_disappearing_features"}
 
     def _fit(self) -> None:
-        default = BLLRegressor(preset="fast", likelihood="gaussian", random_state=0)
-        model = default if self.model is None else copy.deepcopy(self.model)
+        model = BLLRegressor(preset="fast", random_state=0) if self.model is None else copy.deepcopy(self.model)
         assert isinstance(model, BLLRegressor)  # a running model has started already
         rows = np.array(self._rows), np.array(self._targets)
         start = rows if isinstance(self.memory, SlidingWindow) else None
-        self._go_on(OnlineModel(model.fit(*rows), self.memory, start=start, monitor=copy.deepcopy(self.monitor)))
+        self._go_on(
+            OnlineModel(model.partial_fit(*rows), self.memory, start=start, monitor=copy.deepcopy(self.monitor))
+        )
         self._rows, self._targets = [], []
 
     def _go_on(self, online: OnlineModel) -> None:

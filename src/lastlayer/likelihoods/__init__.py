@@ -4,8 +4,7 @@ from typing import Any
 
 from lastlayer._internal import checked
 from lastlayer.likelihoods.base import Gaussian as Gaussian
-from lastlayer.likelihoods.base import Likelihood
-from lastlayer.likelihoods.base import candidates as candidates
+from lastlayer.likelihoods.base import Likelihood as Likelihood
 from lastlayer.likelihoods.discrete import Counts as Counts
 from lastlayer.likelihoods.discrete import Ordinal as Ordinal
 from lastlayer.likelihoods.lognormal import LogNormal as LogNormal

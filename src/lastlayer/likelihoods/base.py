@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lastlayer._internal.numbers import LOG_2PI
 from lastlayer.bayes.statistics import Readings
-from lastlayer.errors import InputError, unknown_choice
+from lastlayer.errors import InputError
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.formula.predictive import output_cov
 from lastlayer.predictions.joint import add_noise
@@ -109,7 +109,7 @@ class Likelihood:
     point_name: ClassVar[str] = Prediction.point_name
     """What `predict` returns: "mean" or "median"."""
     linear: ClassVar[bool] = True
-    """Whether working targets are the targets, with the mean and the variance of these."""
+    """Whether the prediction of working targets is that of the targets: what needs a Gaussian can use it."""
     iterated: ClassVar[bool] = False
     """Whether readings depend on what is predicted: training replaces them by `sites`."""
     discrete: ClassVar[bool] = False
@@ -193,6 +193,17 @@ class Likelihood:
         """Convert a prediction of the working targets to one of the targets."""
         return working
 
+    def log_density(
+        self,
+        y: Float[ndarray, "m q"],
+        mean: Float[ndarray, "m q"],
+        epistemic_var: Float[ndarray, "m q"],
+        noise_var: Float[ndarray, "*n"],
+    ) -> Float[ndarray, " m"]:
+        """Log density of targets, given a Gaussian for each of their working values."""
+        words = {"epistemic_var": epistemic_var, "noise_var": noise_var, "affine_cost": np.zeros(len(mean))}
+        return self.predict(MixturePrediction.gaussian(mean, **words)).log_prob(y)
+
     def draw(
         self, function: Float[ndarray, "n m q"], noise_cov: Float[ndarray, "m q q"] | None, rng: np.random.RandomState
     ) -> Float[ndarray, "n m q"]:
@@ -225,22 +236,6 @@ class Gaussian(Likelihood):
     """Gaussian noise."""
 
     name = "gaussian"
-
-
-def candidates(asked: str, given: Given) -> list[Likelihood]:
-    """Likelihoods to choose from: the forms of the one asked for, or of all that suit the rows."""
-    kinds, y, partly_known = Likelihood.KINDS, given.y, given.noise_std is not None or bool(given.observations)
-    if asked not in (*kinds, "auto"):
-        raise unknown_choice("likelihood", asked, [*kinds, "auto"])
-    if asked == "gaussian" or (asked == "auto" and partly_known):
-        return [Gaussian()]
-    if asked != "auto":
-        found = kinds[asked].candidates(y)
-        if partly_known:
-            found[0].check_linear("noise_std or observations")
-        return found
-    found = [form for kind in kinds.values() if kind.suits(y) for form in kind.candidates(y)]
-    return [form for form in found if form.discrete] or [*found, Gaussian()]
 
 
 def by_output(x: Float[ndarray, "*s q"]) -> Float[ndarray, "*s q"]:

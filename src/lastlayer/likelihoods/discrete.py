@@ -16,7 +16,7 @@ from lastlayer.bayes.statistics import Readings
 from lastlayer.errors import InputError
 from lastlayer.formula.ops import NumPyOps
 from lastlayer.likelihoods.base import NO_TAILS, HeldOutReadings, Likelihood, Marginal, Predicted, Slopes
-from lastlayer.predictions.discrete import LINKS, Cells, DiscretePrediction, Levels, Whole
+from lastlayer.predictions.discrete import LINKS, Cells, DiscretePrediction, Levels, Whole, by_output
 from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.settings.types import Given
 
@@ -51,8 +51,8 @@ class Discrete(Likelihood):
                 f'likelihood="{self.name}" needs {self.wanted}, and y has other values in {len(rows)} rows (first: '
                 f"{given.y[bad][0]:g} in row {rows[0]})"
             )
-        index = np.stack([cells.below(y) for cells, y in zip(each, given.y.T, strict=True)], -1)
-        edges = [np.stack([c.upper(i) for c, i in zip(each, at.T, strict=True)], -1) for at in (index - 1, index)]
+        index = by_output(each, lambda cells, y: cells.below(y), given.y)
+        edges = [by_output(each, lambda cells, i: cells.upper(i), at) for at in (index - 1, index)]
         lower, upper = (torch.from_numpy(np.where(np.isnan(t), 0.0, edge)) for edge in edges)
         return replace(super().read(replace(given, y=t)), lower=lower, upper=upper)
 
@@ -89,8 +89,8 @@ class Discrete(Likelihood):
         self, function: Float[ndarray, "n m q"], noise_cov: Float[ndarray, "m q q"] | None, rng: np.random.RandomState
     ) -> Float[ndarray, "n m q"]:
         """Draw the working variable, and take the values of its cells."""
-        z, each = super().draw(function, noise_cov, rng), self.cells(function.shape[-1])
-        return np.stack([cells.value(cells.index(z[..., j])) for j, cells in enumerate(each)], -1)
+        z = super().draw(function, noise_cov, rng)
+        return by_output(self.cells(function.shape[-1]), lambda cells, z: cells.value(cells.index(z)), z)
 
 
 @dataclass(frozen=True)

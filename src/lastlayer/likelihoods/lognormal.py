@@ -18,7 +18,7 @@ from lastlayer.settings.types import Given
 SKEWED = 1.0
 """Skewness above which a positive target is modelled by its logarithm, if that of the logarithm is less than half."""
 
-WIDEST = 16.0
+MOST_VARIANCE = 16.0
 """Largest variance of a component, over that of all on average."""
 
 
@@ -51,7 +51,7 @@ class LogNormal(Likelihood):
     def predict(self, working: MixturePrediction) -> LogPrediction:
         """Exponentiate; components far wider than all others are narrowed, as their moments would govern the whole."""
         var, weights = working.component_var, working.weights[..., None]
-        factor = np.minimum(1.0, WIDEST * (weights * var).sum(0) / np.maximum(var, TINY))
+        factor = np.minimum(1.0, MOST_VARIANCE * (weights * var).sum(0) / np.maximum(var, TINY))
         if (factor < 1).any():
             words = {"component_epistemic_var": factor * working.component_epistemic_var}
             working = replace(working, component_noise_var=factor * working.component_noise_var, **words)

@@ -93,6 +93,11 @@ class Whole(Cells):
         return np.clip(np.floor(y), -1.0, LARGEST)
 
 
+def by_output(cells: Sequence[Cells], of: Callable[[Cells, ndarray], ndarray], x: ndarray) -> ndarray:
+    """Apply a function of the cells of each output to its numbers, which are last in x."""
+    return np.stack([of(own, x[..., j]) for j, own in enumerate(cells)], -1)
+
+
 @dataclass(frozen=True, eq=False)
 class DiscretePrediction(Prediction):
     """The predictive distribution of targets that take separate values: the mass of a mixture in the cell of each.
@@ -104,7 +109,6 @@ class DiscretePrediction(Prediction):
     """
 
     discrete = True
-    point_name = "mean"
     working: MixturePrediction
     """The prediction of the working variable."""
     cells: tuple[Cells, ...]
@@ -139,7 +143,7 @@ class DiscretePrediction(Prediction):
         return values, np.diff(values, axis=0), below[:-1], below[1:] - step
 
     def _by_output(self, of: Callable[[Cells, ndarray], ndarray], x: ndarray) -> ndarray:
-        return np.stack([of(cells, x[..., j]) for j, cells in enumerate(self.cells)], -1)
+        return by_output(self.cells, of, x)
 
     def _up_to(self, index: ndarray) -> Float[ndarray, "m q"]:
         """Probability of the values up to an index."""

@@ -18,7 +18,6 @@ from lastlayer.data.rows import Batch, Points, Rows
 from lastlayer.data.sources import Source
 from lastlayer.errors import InputError
 from lastlayer.networks.mlp import neg_log_hidden_prior
-from lastlayer.predictions.mixture import MixturePrediction
 from lastlayer.training.bound import FrozenLayer
 from lastlayer.training.engine import Problem, TrainingHistory
 from lastlayer.training.objectives import Objective, Profiled
@@ -127,14 +126,9 @@ class FullBatch(Problem):
         statistics = Statistics.of(phi.double(), rest.readings, weight=rest.weight)
         posterior = Posterior(statistics, float(self.log_alpha), bias_prior=self.objective.bias_prior, checked=False)
         found = posterior.predict(affine_features(phi_held).double())
-        noise = found.noise_cov.diagonal().expand_as(found.mean)
-        p = MixturePrediction.gaussian(
-            found.mean.numpy(force=True),
-            epistemic_var=(found.variance_ratio * noise).numpy(force=True),
-            noise_var=noise.numpy(force=True),
-            affine_cost=found.variance_ratio.mean(-1).numpy(force=True),
-        )
-        return torch.tensor(-likelihood.predict(p).log_prob(held.readings.values.numpy(force=True)).mean())
+        noise = found.noise_cov.diagonal()
+        of = (held.readings.values, found.mean, found.variance_ratio * noise, noise)
+        return torch.tensor(-likelihood.log_density(*(x.numpy(force=True) for x in of)).mean())
 
     def penalty(self) -> Float[Tensor, "*s"]:
         """Negative log prior of the hidden weights, per sample."""
